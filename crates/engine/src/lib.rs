@@ -1,0 +1,1 @@
+//! Generation: from requests to tokens.

@@ -1,0 +1,1 @@
+//! The model store: finding checkpoints and installing the starter model.

@@ -1,0 +1,1 @@
+//! Safe binding to MLX.

@@ -1,0 +1,1 @@
+//! Config, weights, layers, caches and model graphs.

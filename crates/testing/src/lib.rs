@@ -1,0 +1,1 @@
+//! Test support: the Python reference environment, fixtures and recorded reference files.

@@ -1,0 +1,3 @@
+//! Russet: local inference for MLX checkpoints.
+
+fn main() {}
