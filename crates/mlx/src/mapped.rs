@@ -1,0 +1,68 @@
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use crate::array::{IntoShape, wrap};
+use crate::bridge::{Owner, ffi};
+use crate::{Array, Dtype, Error, Result};
+
+/// A file mapped into memory, from which arrays are made without copying.
+///
+/// The file must not be truncated while mapped: reading a page that no longer exists ends the
+/// process, as with every program that maps files.
+#[derive(Clone, Debug)]
+pub struct MappedFile(Arc<Mmap>);
+
+/// Bytes that must lie in front of an array's data: MLX's CPU allocator keeps a size header there,
+/// and some operations read it.
+const HEADER: usize = 8;
+
+impl MappedFile {
+    /// Maps `path` read-only.
+    ///
+    /// # Errors
+    /// When the file cannot be opened or mapped.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the mapping is private and read-only; the rule that the file is not truncated is
+        // stated above.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self(Arc::new(map)))
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether arrays of this mapping share its memory. MLX builds for a GPU copy instead.
+    pub fn is_zero_copy() -> bool {
+        !ffi::gpu_available()
+    }
+
+    /// An array over the bytes from `offset`, which may have any alignment. It keeps the mapping alive
+    /// and is never written to.
+    ///
+    /// # Errors
+    /// When the range is not inside the file, or starts within its first 8 bytes.
+    pub fn array(&self, offset: usize, shape: impl IntoShape, dtype: Dtype) -> Result<Array> {
+        let dims = shape.dims();
+        let length = dims
+            .iter()
+            .try_fold(dtype.size(), |n, &d| n.checked_mul(usize::try_from(d).ok()?))
+            .ok_or_else(|| Error::new(format!("shape {dims:?} is not a valid array shape")))?;
+        let end = offset.checked_add(length).filter(|&end| end <= self.0.len());
+        if end.is_none() || offset < HEADER {
+            return Err(Error::new(format!(
+                "bytes {offset}..+{length} are outside the usable part {HEADER}..{} of the mapping",
+                self.0.len()
+            )));
+        }
+        let owner = Box::new(Owner(self.0.clone()));
+        // SAFETY: the range and the 8 bytes before it lie in the mapping, which `owner` keeps alive.
+        // MLX does not take over buffers that it does not own, so nothing writes to it.
+        wrap(unsafe { ffi::from_external(self.0.as_ptr().add(offset), dims, dtype as u8, owner) })
+    }
+}
