@@ -1,1 +1,25 @@
-//! Config, weights, layers, caches and model graphs.
+//! From a checkpoint directory to logits: config, weights, layers, caches and model graphs.
+//!
+//! A [`Model`] holds weights and no sequence state; a [`Cache`] holds the state of one sequence.
+//! Graphs follow mlx-lm's operations, their order and their dtypes, which is what makes their logits
+//! equal to mlx-lm's in every bit.
+
+pub mod cache;
+mod checkpoint;
+mod config;
+mod error;
+mod fidelity;
+pub mod graphs;
+pub mod layers;
+mod model;
+mod quantization;
+mod weights;
+
+pub use cache::Cache;
+pub use checkpoint::Checkpoint;
+pub use config::Fields;
+pub use error::{Error, Result};
+pub use fidelity::{Fidelity, Tier};
+pub use model::{Footprint, Model};
+pub use quantization::QuantizationConfig;
+pub use weights::{TensorInfo, WeightFiles, Weights};

@@ -1,0 +1,70 @@
+use russet_mlx::Array;
+use russet_mlx::fast::Mask;
+
+use super::{GROWTH, KeysValues, causal_mask};
+use crate::Result;
+
+/// Keys and values of all tokens (`mlx_lm.models.cache.KVCache`).
+///
+/// The buffer grows in steps of 256 rows; what is returned is a slice of it, because a GPU may choose
+/// another kernel for another stride.
+#[derive(Clone, Debug, Default)]
+pub struct KvCache {
+    buffer: Option<KeysValues>,
+    offset: i32,
+}
+
+impl KvCache {
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// See [`LayerCache::update`](super::LayerCache::update).
+    pub fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
+        let new = KeysValues { keys: keys.clone(), values: values.clone() };
+        let (previous, count) = (self.offset, new.rows()?);
+        let mut buffer = match self.buffer.take() {
+            Some(buffer) if previous + count <= buffer.rows()? => buffer,
+            full => {
+                let fresh = new.zeros_like((GROWTH + count - 1) / GROWTH * GROWTH)?;
+                match full {
+                    None => fresh,
+                    Some(old) if previous % GROWTH == 0 => KeysValues::concatenate(&[&old, &fresh])?,
+                    Some(old) => KeysValues::concatenate(&[&old.slice(0, previous)?, &fresh])?,
+                }
+            }
+        };
+        buffer.write(&new, previous)?;
+        self.offset += count;
+        let used = if self.offset < buffer.rows()? { buffer.slice(0, self.offset)? } else { buffer.clone() };
+        self.buffer = Some(buffer);
+        Ok(used.into_pair())
+    }
+
+    /// See [`LayerCache::mask`](super::LayerCache::mask).
+    pub fn mask(&self, length: i32, window: Option<i32>) -> Result<Mask> {
+        Ok(match window {
+            Some(_) => Mask::Array(causal_mask(length, self.offset, window)?),
+            None if length == 1 => Mask::None,
+            None => Mask::Causal,
+        })
+    }
+
+    /// Tokens consumed.
+    pub fn offset(&self) -> i32 {
+        self.offset
+    }
+
+    /// The buffers, unused rows included.
+    pub fn arrays(&self) -> Vec<Array> {
+        self.buffer.iter().flat_map(|b| [b.keys.clone(), b.values.clone()]).collect()
+    }
+
+    /// Forgets the last `count` tokens; their rows stay in the buffer until overwritten.
+    pub fn trim(&mut self, count: i32) -> i32 {
+        let count = count.clamp(0, self.offset);
+        self.offset -= count;
+        count
+    }
+}

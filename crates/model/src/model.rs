@@ -1,0 +1,143 @@
+use std::path::Path;
+
+use russet_mlx::{Array, Dtype, MappedFile};
+
+use crate::graphs::{self, Graph, Shape};
+use crate::layers::Loader;
+use crate::{Cache, Checkpoint, Error, Fidelity, QuantizationConfig, Result, Tier, WeightFiles};
+
+/// A loaded model.
+pub struct Model {
+    checkpoint: Checkpoint,
+    quantization: Option<QuantizationConfig>,
+    tier: Tier,
+    files: WeightFiles,
+    graph: Box<dyn Graph>,
+    parameters: u64,
+    /// Bytes per value of keys and values: those of the activations.
+    activation_size: usize,
+}
+
+/// Where a model's memory goes, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// All tensors of the weight files.
+    pub weights: usize,
+    /// Whether the weights stay in the mapped files, shared with the page cache.
+    pub weights_mapped: bool,
+    /// Keys and values for the context asked for.
+    pub kv_cache: usize,
+}
+
+impl Model {
+    /// Loads the checkpoint in `dir`. On the CPU no weight is copied.
+    ///
+    /// # Errors
+    /// When the checkpoint is not exactly what its config says, or the fidelity is not available.
+    pub fn load(dir: &Path, fidelity: Fidelity) -> Result<Self> {
+        let checkpoint = Checkpoint::open(dir)?;
+        graphs::check_supported(&checkpoint)?;
+        let tier = fidelity.resolve()?;
+        let config = checkpoint.config();
+        let quantization = QuantizationConfig::from_config(&config)?;
+        let quantize_activations = config.flag("quantize_activations")?.unwrap_or(false);
+
+        let files = WeightFiles::open(dir)?;
+        let mut weights = files.load()?;
+        let mut loader = Loader::new(&mut weights, quantization.as_ref(), quantize_activations);
+        let graph = graphs::build(&checkpoint, &mut loader)?;
+        let packed = loader.packed_elements();
+        weights.finish()?;
+
+        let dense: u64 = files
+            .tensors()
+            .filter(|(name, info)| {
+                info.dtype != Dtype::U32 && !name.ends_with(".scales") && !name.ends_with(".biases")
+            })
+            .map(|(_, info)| info.elements() as u64)
+            .sum();
+        let activation_size = activation_dtype(graph.as_ref())?.size();
+        let parameters = packed + dense;
+        Ok(Self { checkpoint, quantization, tier, files, graph, parameters, activation_size })
+    }
+
+    /// The config files it came from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The quantization of the checkpoint.
+    pub fn quantization(&self) -> Option<&QuantizationConfig> {
+        self.quantization.as_ref()
+    }
+
+    /// The fidelity that runs.
+    pub fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// The weight files.
+    pub fn files(&self) -> &WeightFiles {
+        &self.files
+    }
+
+    /// Sizes of the model.
+    pub fn shape(&self) -> Shape {
+        self.graph.shape()
+    }
+
+    /// An empty cache for one sequence.
+    pub fn new_cache(&self) -> Cache {
+        self.graph.new_cache()
+    }
+
+    /// Token ids `[batch, seq]` → hidden states `[batch, seq, hidden]`; appends to the cache.
+    pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        self.graph.forward(tokens, cache)
+    }
+
+    /// Hidden states → logits.
+    pub fn logits(&self, hidden: &Array) -> Result<Array> {
+        self.graph.logits(hidden)
+    }
+
+    /// Refuses ids that the embedding table does not have: MLX would read outside of it.
+    ///
+    /// # Errors
+    /// Naming the first such id.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.shape().vocabulary;
+        match tokens.iter().find(|&&t| i64::from(t) >= i64::from(vocabulary)) {
+            None => Ok(()),
+            Some(token) => Err(Error::Input(format!(
+                "token id {token} is outside the model's vocabulary of {vocabulary}"
+            ))),
+        }
+    }
+
+    /// The number of parameters, packed weights counted by their elements.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// Memory for a context of `tokens` tokens.
+    pub fn footprint(&self, tokens: usize) -> Footprint {
+        let kv_values: usize = self
+            .shape()
+            .kv
+            .iter()
+            .map(|(per_token, limit)| per_token * limit.map_or(tokens, |limit| limit.min(tokens)))
+            .sum();
+        Footprint {
+            weights: self.files.tensors().map(|(_, info)| info.nbytes()).sum(),
+            weights_mapped: MappedFile::is_zero_copy(),
+            kv_cache: kv_values * self.activation_size,
+        }
+    }
+}
+
+/// The dtype of the hidden states. Nothing is computed for it.
+fn activation_dtype(graph: &dyn Graph) -> Result<Dtype> {
+    let token = Array::zeros([1, 1], Dtype::U32)?;
+    Ok(graph.forward(&token, &mut graph.new_cache())?.dtype())
+}

@@ -1,0 +1,327 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use russet_mlx::{Array, Dtype, MappedFile};
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
+
+use crate::checkpoint::read_json_object;
+use crate::{Error, Result};
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// One tensor of a weight file, as its header describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The dimensions.
+    pub shape: Vec<i32>,
+    /// The stored element type.
+    pub dtype: Dtype,
+    /// Position of the data in the file.
+    offset: usize,
+}
+
+impl TensorInfo {
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().map(|&n| n as usize).product()
+    }
+
+    /// Bytes of the data.
+    pub fn nbytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+}
+
+/// The weight files of a checkpoint, mapped and with their headers checked.
+///
+/// Strict: every file of the index must exist and no other `model*.safetensors` may lie beside them;
+/// names of tensors must agree between index and headers.
+#[derive(Debug)]
+pub struct WeightFiles {
+    dir: PathBuf,
+    files: Vec<(PathBuf, MappedFile)>,
+    /// Name → (index into `files`, description).
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
+}
+
+impl WeightFiles {
+    /// Maps the weight files of `dir` and checks their headers. Reads no weights.
+    ///
+    /// # Errors
+    /// For missing or stray shards, an index that names paths outside the directory, and files whose
+    /// headers do not describe them exactly.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let present = weight_file_names(dir)?;
+        let index = read_index(&dir.join(INDEX))?;
+        let names = match &index {
+            Some(index) => {
+                let named: BTreeSet<String> = index.values().cloned().collect();
+                if let Some(missing) = named.difference(&present).next() {
+                    return Err(Error::file(
+                        &dir.join(missing),
+                        format!("is named in {INDEX} but does not exist; download the checkpoint again"),
+                    ));
+                }
+                if let Some(stray) = present.difference(&named).next() {
+                    return Err(Error::file(
+                        &dir.join(stray),
+                        format!("is not named in {INDEX}; remove it, it would mix two checkpoints"),
+                    ));
+                }
+                named
+            }
+            None => present,
+        };
+        if names.is_empty() {
+            return Err(Error::file(dir, "has no model*.safetensors"));
+        }
+
+        let mut weights = Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        for name in &names {
+            weights.add_file(dir.join(name))?;
+        }
+        if let Some(index) = index {
+            weights.check_index(&index)?;
+        }
+        Ok(weights)
+    }
+
+    fn add_file(&mut self, path: PathBuf) -> Result<()> {
+        let map = MappedFile::open(&path).map_err(Error::io(&path))?;
+        let tensors = parse_header(map.bytes()).map_err(|message| Error::file(&path, message))?;
+        let file = self.files.len();
+        for (name, info) in tensors {
+            if let Some((other, _)) = self.tensors.insert(name.clone(), (file, info)) {
+                let other = self.files.get(other).map_or(&path, |f| &f.0);
+                return Err(Error::Tensor { message: format!("is also in {}", other.display()), path, name });
+            }
+        }
+        self.files.push((path, map));
+        Ok(())
+    }
+
+    fn check_index(&self, index: &BTreeMap<String, String>) -> Result<()> {
+        let index_path = self.dir.join(INDEX);
+        for (name, file) in index {
+            let found = self.tensors.get(name).map(|(i, _)| &self.files[*i].0);
+            if found.and_then(|path| path.file_name()) != Some(file.as_ref()) {
+                return Err(Error::Tensor {
+                    path: index_path,
+                    name: name.clone(),
+                    message: format!("is not in {file}, where the index says it is"),
+                });
+            }
+        }
+        match self.tensors.keys().find(|name| !index.contains_key(*name)) {
+            Some(name) => Err(Error::Tensor {
+                path: index_path,
+                name: name.clone(),
+                message: "is in a shard but not in the index".into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The tensors by name.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(name, (_, info))| (name.as_str(), info))
+    }
+
+    /// The files with their sizes in bytes.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
+        self.files.iter().map(|(path, map)| (path.as_path(), map.bytes().len()))
+    }
+
+    /// Arrays over all tensors; on the CPU they share the mapped memory.
+    pub fn load(&self) -> Result<Weights> {
+        let mut arrays = BTreeMap::new();
+        for (name, (file, info)) in &self.tensors {
+            let array = self.files[*file].1.array(info.offset, &info.shape, info.dtype)?;
+            arrays.insert(name.clone(), array);
+        }
+        Ok(Weights { dir: self.dir.clone(), arrays })
+    }
+}
+
+/// Tensors on their way into a model. Each must be taken exactly once.
+pub struct Weights {
+    dir: PathBuf,
+    arrays: BTreeMap<String, Array>,
+}
+
+impl Weights {
+    /// Whether a tensor of this name is (still) there.
+    pub fn contains(&self, name: &str) -> bool {
+        self.arrays.contains_key(name)
+    }
+
+    /// The array of this name without taking it.
+    pub fn get(&self, name: &str) -> Option<&Array> {
+        self.arrays.get(name)
+    }
+
+    /// Takes a tensor whatever its shape.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub fn take_any(&mut self, name: &str) -> Result<Array> {
+        self.arrays.remove(name).ok_or_else(|| self.error(name, "is missing from the weight files"))
+    }
+
+    /// Takes a floating-point tensor of this shape.
+    ///
+    /// # Errors
+    /// When it is missing or of another shape or kind.
+    pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
+        let array = self.take_any(name)?;
+        self.check_shape(name, &array, shape)?;
+        if !matches!(array.dtype(), Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            let message = format!("is {}, expected float32, float16 or bfloat16", array.dtype());
+            return Err(self.error(name, message));
+        }
+        Ok(array)
+    }
+
+    /// Takes a tensor of this shape and dtype.
+    ///
+    /// # Errors
+    /// When it is missing or of another shape or dtype.
+    pub fn take_exact(&mut self, name: &str, shape: &[i32], dtype: Dtype) -> Result<Array> {
+        let array = self.take_any(name)?;
+        self.check_shape(name, &array, shape)?;
+        if array.dtype() != dtype {
+            return Err(self.error(name, format!("is {}, expected {dtype}", array.dtype())));
+        }
+        Ok(array)
+    }
+
+    fn check_shape(&self, name: &str, array: &Array, shape: &[i32]) -> Result<()> {
+        if array.shape() == shape {
+            return Ok(());
+        }
+        let message = format!("has shape {:?}, the config asks for {shape:?}", array.shape());
+        Err(self.error(name, message))
+    }
+
+    /// Drops tensors that the reference drops before its strict load.
+    pub fn discard(&mut self, unwanted: impl Fn(&str) -> bool) {
+        self.arrays.retain(|name, _| !unwanted(name));
+    }
+
+    /// Ends loading.
+    ///
+    /// # Errors
+    /// When a tensor was not taken: it belongs to no part of the model, so the checkpoint and the
+    /// graph do not fit.
+    pub fn finish(self) -> Result<()> {
+        match self.arrays.keys().next() {
+            None => Ok(()),
+            Some(name) => {
+                Err(self
+                    .error(name, format!("is not part of this model ({} such tensors)", self.arrays.len())))
+            }
+        }
+    }
+
+    /// An error about a tensor.
+    pub fn error(&self, name: &str, message: impl Into<String>) -> Error {
+        Error::Tensor { path: self.dir.clone(), name: name.to_owned(), message: message.into() }
+    }
+}
+
+/// Names in `dir` that match `model*.safetensors`, which are the files the reference loads.
+fn weight_file_names(dir: &Path) -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
+        let entry = entry.map_err(Error::io(dir))?;
+        if let Ok(name) = entry.file_name().into_string()
+            && is_weight_file_name(&name)
+        {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+fn is_weight_file_name(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors") && !name.contains(['/', '\\'])
+}
+
+/// The `weight_map` of an index file; `None` when there is no index.
+fn read_index(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
+    let Some(index) = read_json_object(path)? else { return Ok(None) };
+    let map = index
+        .get("weight_map")
+        .and_then(|v| v.as_object())
+        .ok_or_else(|| Error::file(path, "has no object \"weight_map\""))?;
+    let mut names = BTreeMap::new();
+    for (tensor, file) in map {
+        let file = file.as_str().unwrap_or_default();
+        if !is_weight_file_name(file) {
+            return Err(Error::file(
+                path,
+                format!(
+                    "maps tensor \"{tensor}\" to \"{}\", expected the name of a model*.safetensors file in \
+                     the same folder",
+                    file.escape_debug()
+                ),
+            ));
+        }
+        names.insert(tensor.clone(), file.to_owned());
+    }
+    Ok(Some(names))
+}
+
+/// Reads and checks the header of a safetensors file: the tensors with their place in `file`.
+///
+/// The `safetensors` crate checks that the ranges lie in order, without gaps or overlaps, fit their
+/// shapes and end where the file ends.
+fn parse_header(file: &[u8]) -> std::result::Result<Vec<(String, TensorInfo)>, String> {
+    let (header, metadata): (usize, Metadata) =
+        SafeTensors::read_metadata(file).map_err(|e| format!("is not a valid safetensors file: {e}"))?;
+    let data = header.checked_add(8).ok_or("header length overflows")?;
+    let described = metadata.data_len().checked_add(data);
+    if described != Some(file.len()) {
+        return Err(format!(
+            "is not a valid safetensors file: the header describes {} bytes of data, the file has {}",
+            metadata.data_len(),
+            file.len().saturating_sub(data)
+        ));
+    }
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let shape = info
+            .shape
+            .iter()
+            .map(|&n| i32::try_from(n).ok())
+            .collect::<Option<Vec<i32>>>()
+            .ok_or_else(|| format!("tensor \"{name}\" has a dimension that is too large"))?;
+        let dtype = dtype(info.dtype)
+            .ok_or_else(|| format!("tensor \"{name}\" has unsupported dtype {:?}", info.dtype))?;
+        let offset = data + info.data_offsets.0;
+        tensors.push((name, TensorInfo { shape, dtype, offset }));
+    }
+    Ok(tensors)
+}
+
+fn dtype(dtype: safetensors::Dtype) -> Option<Dtype> {
+    use safetensors::Dtype as S;
+    Some(match dtype {
+        S::BOOL => Dtype::Bool,
+        S::U8 => Dtype::U8,
+        S::I8 => Dtype::I8,
+        S::U16 => Dtype::U16,
+        S::I16 => Dtype::I16,
+        S::U32 => Dtype::U32,
+        S::I32 => Dtype::I32,
+        S::U64 => Dtype::U64,
+        S::I64 => Dtype::I64,
+        S::F16 => Dtype::F16,
+        S::BF16 => Dtype::Bf16,
+        S::F32 => Dtype::F32,
+        S::F64 => Dtype::F64,
+        _ => return None,
+    })
+}
