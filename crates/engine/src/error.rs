@@ -1,0 +1,35 @@
+/// Why a generation could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model refused or failed.
+    #[error(transparent)]
+    Model(#[from] russet_model::Error),
+//T    /// Tokenizer or template refused or failed.
+//T    #[error(transparent)]
+//T    Text(#[from] russet_text::Error),
+    /// MLX refused or failed.
+    #[error("MLX: {0}")]
+    Mlx(#[from] russet_mlx::Error),
+    /// A request option has a value that can't be used.
+    #[error("{option}: {message}")]
+    Option {
+        /// The option, named as on the command line without dashes.
+        option: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// The prompt does not fit.
+    #[error("{0}")]
+    Prompt(String),
+    /// The model computed NaN.
+    #[error("the model's logits are not finite after {tokens} tokens: its weights are damaged or overflow {dtype}")]
+    NotFinite {
+        /// Tokens in the cache.
+        tokens: usize,
+        /// The dtype of the logits.
+        dtype: russet_mlx::Dtype,
+    },
+}
+
+/// The result of a generation.
+pub type Result<T> = std::result::Result<T, Error>;

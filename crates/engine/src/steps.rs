@@ -1,0 +1,190 @@
+//! The token loop: chunked prefill, then one token per step with one step of look-ahead
+//! (`mlx_lm.generate.generate_step`).
+
+use std::ops::ControlFlow;
+
+use russet_mlx::random::KeySequence;
+use russet_mlx::{Array, Dtype, async_eval, concatenate, eval, memory};
+use russet_model::{Cache, Model};
+
+use crate::sampling::Sampling;
+use crate::{Error, Result};
+
+/// mlx-lm's default number of prompt tokens per prefill call.
+pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
+
+/// Steps between two releases of cached memory.
+const CLEAR_CACHE_INTERVAL: usize = 256;
+
+/// A picked token with what it was picked from.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The token.
+    pub token: u32,
+    /// Raw logits of the position, `[vocabulary]`, before any processor.
+    pub logits: Array,
+    /// What the sampler saw, `[vocabulary]`: log-probabilities after the processors.
+    pub logprobs: Array,
+}
+
+/// A step whose token has not been read yet.
+struct Pending {
+    /// `[1]`
+    token: Array,
+    logits: Array,
+    logprobs: Array,
+    /// Log-probability of the token; NaN when any logit was.
+    check: Array,
+}
+
+impl Pending {
+    fn launch(&self) -> Result<()> {
+        Ok(async_eval(&[self.token.clone(), self.logprobs.clone(), self.check.clone()])?)
+    }
+}
+
+/// One sequence being generated: an endless iterator over [`Step`]s.
+///
+/// While a token is read, the step after it already runs. [`Steps::limit`] says how many tokens are
+/// wanted, so that no step runs in vain.
+pub struct Steps<'m> {
+    model: &'m Model,
+    sampling: Sampling,
+    keys: KeySequence,
+    cache: Cache,
+    /// All tokens so far, kept only when processors ask for them.
+    history: Option<Array>,
+    next: Option<Pending>,
+    produced: usize,
+    limit: Option<usize>,
+    prompt_length: usize,
+}
+
+impl<'m> Steps<'m> {
+    /// Runs the prompt, all but its last token in chunks of `prefill_chunk`, and starts the first step.
+    ///
+    /// `progress` hears how many prompt tokens are done, before the first and after each chunk;
+    /// breaking ends the prefill and gives `None`.
+    ///
+    /// # Errors
+    /// When the prompt is empty, has ids outside the vocabulary or options are out of range.
+    pub fn start(
+        model: &'m Model,
+        prompt: &[u32],
+        sampling: Sampling,
+        seed: u64,
+        prefill_chunk: usize,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Self>> {
+        let Some((&last, rest)) = prompt.split_last() else {
+            return Err(Error::Prompt("the prompt is empty: give at least one token".into()));
+        };
+        if prefill_chunk == 0 {
+            let message = "0 is not a number of at least 1".into();
+            return Err(Error::Option { option: "prefill-chunk", message });
+        }
+        model.check_tokens(prompt)?;
+        sampling.check(model.shape().vocabulary)?;
+
+        let mut steps = Self {
+            model,
+            keys: KeySequence::new(seed)?,
+            cache: model.new_cache(),
+            history: None,
+            next: None,
+            produced: 0,
+            limit: None,
+            prompt_length: prompt.len(),
+            sampling,
+        };
+        let mut done = 0;
+        if progress(done).is_break() {
+            return Ok(None);
+        }
+        for chunk in rest.chunks(prefill_chunk) {
+            let tokens = Array::from_slice(chunk, [1, chunk.len() as i32])?;
+            // Logits of prompt tokens are not wanted; the hidden states are, only for the cache.
+            model.forward(&tokens, &mut steps.cache)?;
+            eval(&steps.cache.arrays())?;
+            steps.remember(&tokens.reshape([-1])?)?;
+            memory::clear_cache()?;
+            done += chunk.len();
+            if progress(done).is_break() {
+                return Ok(None);
+            }
+        }
+        let first = steps.step(&Array::from_slice(&[last], [1])?)?;
+        first.launch()?;
+        steps.next = Some(first);
+        Ok(Some(steps))
+    }
+
+    /// Ends the iterator after `tokens` tokens.
+    pub fn limit(mut self, tokens: usize) -> Self {
+        self.limit = Some(tokens);
+        self
+    }
+
+    /// The state of the sequence. It has consumed one more token than were yielded while the next
+    /// step runs.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn remember(&mut self, tokens: &Array) -> Result<()> {
+        if self.sampling.has_processors() {
+            self.history = Some(match self.history.take() {
+                Some(history) => concatenate(&[history, tokens.clone()], 0)?,
+                None => tokens.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds the step that consumes `token` `[1]` to the graph.
+    fn step(&mut self, token: &Array) -> Result<Pending> {
+        let hidden = self.model.forward(&token.expand_dims([0])?, &mut self.cache)?;
+        let logits = self.model.logits(&hidden)?.slice_axis(1, -1, i32::MAX)?.squeeze([1])?;
+        self.remember(token)?;
+        let processed = match &self.history {
+            Some(history) => self.sampling.process(&logits, history)?,
+            None => logits.clone(),
+        };
+        let normalizer = processed.logsumexp([0, 1], true)?;
+        let logprobs = processed.subtract(&normalizer)?;
+        let token = self.sampling.sample(&logprobs, &mut self.keys)?.astype(Dtype::U32)?;
+        let check = logprobs.take_along_axis(&token.expand_dims([0])?, -1)?;
+        Ok(Pending { token, logits: logits.squeeze([0])?, logprobs: logprobs.squeeze([0])?, check })
+    }
+
+    fn advance(&mut self) -> Result<Option<Step>> {
+        if self.limit.is_some_and(|limit| self.produced >= limit) {
+            return Ok(None);
+        }
+        let Some(current) = self.next.take() else { return Ok(None) };
+        if self.limit.is_none_or(|limit| self.produced + 1 < limit) {
+            let next = self.step(&current.token)?;
+            next.launch()?;
+            self.next = Some(next);
+        }
+        let token = current.token.item::<u32>()?;
+        if current.check.item::<f32>()?.is_nan() {
+            self.next = None;
+            let tokens = self.prompt_length + self.produced;
+            return Err(Error::NotFinite { tokens, dtype: current.logits.dtype() });
+        }
+        if self.produced % CLEAR_CACHE_INTERVAL == 0 {
+            memory::clear_cache()?;
+        }
+        self.produced += 1;
+        Ok(Some(Step { token, logits: current.logits, logprobs: current.logprobs }))
+    }
+}
+
+impl Iterator for Steps<'_> {
+    type Item = Result<Step>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.advance().transpose()
+    }
+}

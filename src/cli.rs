@@ -1,0 +1,291 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use russet_model::Fidelity;
+
+/// Local inference for MLX checkpoints.
+#[derive(Parser)]
+#[command(
+    name = "russet",
+    version,
+    about,
+    propagate_version = true,
+    after_help = "A MODEL is a checkpoint folder, OWNER/NAME or a unique part of such a name in the Hugging Face \
+                  cache or in Russet's own store. Without one, the starter model SmolLM2-135M-Instruct is \
+                  used, and installed on first use.\n\n\
+                  Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Answer one prompt
+    Run(RunArgs),
+    /// Talk to a model
+    Chat(ChatArgs),
+    /// Show what a checkpoint is and what it needs
+    Inspect(InspectArgs),
+    /// List the models on this machine
+    Ls(LsArgs),
+    /// Measure prefill and decode speed
+    Bench(BenchArgs),
+    /// Record logits and compare recordings
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Where models come from.
+#[derive(Args)]
+pub(crate) struct StoreArgs {
+    /// Never use the network; say what is missing instead
+    #[arg(long)]
+    pub(crate) offline: bool,
+
+    /// Folder of Russet's own model store
+    #[arg(long, value_name = "DIR", env = "RUSSET_HOME", value_hint = ValueHint::DirPath)]
+    pub(crate) home: Option<PathBuf>,
+}
+
+/// What every command that runs a model takes.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// auto, l1 (bit-exact with mlx-lm), l2 (bit-exact with mlx-optiq) or l3 (measured error)
+    #[arg(long, value_name = "TIER", default_value = "auto")]
+    pub(crate) fidelity: Fidelity,
+
+    /// Prompt tokens per prefill call
+    #[arg(
+        long,
+        value_name = "N",
+        alias = "prefill-step-size",
+        default_value_t = russet_engine::DEFAULT_PREFILL_CHUNK,
+        value_parser = at_least_one
+    )]
+    pub(crate) prefill_chunk: usize,
+}
+
+/// How tokens are picked. Names and meanings are mlx-lm's; what is omitted comes from the model's
+/// generation_config.json, then from the default.
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Temperature; 0 picks the most likely token [default: the model's, else 0]
+    #[arg(long, value_name = "T", alias = "temperature", allow_negative_numbers = true)]
+    pub(crate) temp: Option<f64>,
+    /// Keep the most likely tokens that together reach this probability [default: the model's, else off]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f64>,
+    /// Keep the K most likely tokens [default: the model's, else off]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub(crate) top_k: Option<i32>,
+    /// Keep tokens at least this fraction as likely as the best [default: the model's, else off]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f64>,
+    /// Tokens that --min-p always keeps [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) min_tokens_to_keep: Option<i32>,
+    /// Chance of excluding top choices [default: 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_probability: Option<f64>,
+    /// Probability above which --xtc-probability excludes [default: 0.1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) xtc_threshold: Option<f64>,
+    /// Make recent tokens less likely, by factor [default: the model's, else off]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f64>,
+    /// How many recent tokens --repetition-penalty looks at [default: 20]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) repetition_context_size: Option<i32>,
+    /// Make recent tokens less likely, once per token [default: off]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f64>,
+    /// How many recent tokens --presence-penalty looks at [default: 20]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) presence_context_size: Option<i32>,
+    /// Make recent tokens less likely, per occurrence [default: off]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f64>,
+    /// How many recent tokens --frequency-penalty looks at [default: 20]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) frequency_context_size: Option<i32>,
+    /// Add BIAS to the logit of token ID; may be repeated
+    #[arg(long, value_name = "ID:BIAS", value_parser = parse_bias, allow_negative_numbers = true)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Seed of the sampler [default: random]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+/// How a conversation becomes a prompt and when its answer ends.
+#[derive(Args)]
+pub(crate) struct PromptArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT", alias = "system-prompt")]
+    pub(crate) system: Option<String>,
+    /// Values for the chat template, as a JSON object
+    #[arg(long, value_name = "JSON", value_parser = parse_object)]
+    pub(crate) chat_template_config: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Tokens of an answer, at most
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_tokens: usize,
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// MODEL and PROMPT. A single one is taken as a MODEL if it names one, else as the PROMPT for the
+    /// starter model; a missing prompt is read from standard input
+    #[arg(value_names = ["MODEL", "PROMPT"], num_args = 0..=2)]
+    pub(crate) positionals: Vec<String>,
+    /// The model, instead of the first positional
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// The prompt, instead of the last positional; - reads standard input
+    #[arg(short, long)]
+    pub(crate) prompt: Option<String>,
+    /// Give the prompt to the model as it is, without chat template
+    #[arg(long, alias = "ignore-chat-template", conflicts_with_all = ["system", "chat_template_config"])]
+    pub(crate) raw: bool,
+    /// Print one JSON object with text, tokens and timings instead of streaming
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) prompting: PromptArgs,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct ChatArgs {
+    /// The model [default: the starter model]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) prompting: PromptArgs,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    /// The model [default: the starter model]
+    pub(crate) model: Option<String>,
+    /// Context length to compute memory for
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    pub(crate) context: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct LsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    /// The model [default: the starter model]
+    pub(crate) model: Option<String>,
+    /// Prompt length
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub(crate) prompt_tokens: usize,
+    /// Generated tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    pub(crate) gen_tokens: usize,
+    /// Measured runs, after one that is not counted
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub(crate) runs: usize,
+    /// Threads; MLX's CPU operations use one
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum EvalCommand {
+    /// Record logits of a prompt and of the steps after it in a safetensors file
+    Logits(EvalLogitsArgs),
+    /// Compare two recordings; exits with 1 when any bit differs
+    Compare(EvalCompareArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct EvalLogitsArgs {
+    /// The model [default: the starter model]
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT[:SEED[:HIGH]]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) tokens: String,
+    /// One-token steps after the prompt
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) steps: usize,
+    /// File to write, with the extension .safetensors
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct EvalCompareArgs {
+    /// The recording to compare with
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) a: PathBuf,
+    /// The recording to judge
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) b: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once(':').ok_or("expected ID:BIAS, for example 42:-5.5")?;
+    let id = id.trim().parse().map_err(|e| format!("token id '{id}': {e}"))?;
+    let bias = bias.trim().parse().map_err(|e| format!("bias '{bias}': {e}"))?;
+    Ok((id, bias))
+}
+
+fn parse_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    serde_json::from_str(text).map_err(|e| format!("expected a JSON object: {e}"))
+}

@@ -1,0 +1,126 @@
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use russet_engine::evaluate::{Recording, compare};
+use serde_json::json;
+
+use super::{Loaded, print_json, sampling};
+use crate::cli::{EvalCommand, EvalCompareArgs, EvalLogitsArgs};
+
+pub(crate) fn eval(command: EvalCommand) -> Result<std::process::ExitCode> {
+    match command {
+        EvalCommand::Logits(args) => logits(&args),
+        EvalCommand::Compare(args) => compare_files(&args),
+    }
+}
+
+fn logits(args: &EvalLogitsArgs) -> Result<std::process::ExitCode> {
+    if args.out.extension().is_none_or(|e| e != "safetensors") {
+        bail!("--out {}: the file name must end in .safetensors", args.out.display());
+    }
+    let loaded = Loaded::load(args.model.as_deref(), &args.loading)?;
+    let model = &loaded.model;
+    let recording = Recording {
+        tokens: parse_tokens(&args.tokens)?,
+        steps: args.steps,
+        prefill_chunk: args.loading.prefill_chunk,
+        sampling: sampling(&args.sampling, model),
+        seed: args.sampling.seed.unwrap_or(0),
+    };
+    let metadata: BTreeMap<String, String> = [
+        ("format", "mlx".to_owned()),
+        ("russet", env!("CARGO_PKG_VERSION").to_owned()),
+        ("mlx", russet_mlx::version()),
+        ("device", russet_mlx::Device::default_device().to_string()),
+        ("fidelity", model.tier().to_string()),
+        ("model", loaded.name.clone()),
+        ("args", format!("{recording:?}")),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    recording
+        .write(model, &args.out, &metadata)
+        .with_context(|| format!("cannot record logits to {}", args.out.display()))?;
+    Ok(std::process::ExitCode::SUCCESS)
+}
+
+fn compare_files(args: &EvalCompareArgs) -> Result<std::process::ExitCode> {
+    let c = compare(&args.a, &args.b)
+        .with_context(|| format!("cannot compare {} and {}", args.a.display(), args.b.display()))?;
+    let equal = c.is_bit_equal();
+    if args.json {
+        print_json(&json!({
+            "bit_equal": equal,
+            "arrays": c.arrays.iter().map(|(name, equal)| (name.clone(), json!(equal))).collect::<serde_json::Map<_, _>>(),
+            "mismatched": c.mismatched,
+            "positions": c.positions,
+            "max_difference": c.max_difference,
+            "mean_kl": c.mean_kl,
+            "max_kl": c.max_kl,
+            "top1_agreement": c.top1_agreement,
+        }))?;
+    } else {
+        for (name, equal) in &c.arrays {
+            println!("{name:<16} {}", if *equal { "equal in every bit" } else { "differs" });
+        }
+        for name in &c.mismatched {
+            println!("{name:<16} missing in one file, or of another shape or dtype");
+        }
+        println!("positions        {}", c.positions);
+        println!("worst difference {:e}", c.max_difference);
+        println!("KL divergence    mean {:e}, max {:e} nats", c.mean_kl, c.max_kl);
+        println!("top-1 agreement  {:.2} %", c.top1_agreement * 100.0);
+    }
+    Ok(if equal { std::process::ExitCode::SUCCESS } else { std::process::ExitCode::FAILURE })
+}
+
+/// `1,2,3`, `@FILE` with such a list, or `rand:COUNT[:SEED[:HIGH]]`: a fixed linear congruential
+/// generator, the same as in `oracle/`.
+fn parse_tokens(text: &str) -> Result<Vec<u32>> {
+    if let Some(path) = text.strip_prefix('@') {
+        let list = std::fs::read_to_string(path).with_context(|| format!("--tokens {text}"))?;
+        return parse_list(&list);
+    }
+    let Some(random) = text.strip_prefix("rand:") else { return parse_list(text) };
+    let numbers = random
+        .split(':')
+        .map(|n| n.parse::<u32>().with_context(|| format!("--tokens {text}: '{n}' is not a number")))
+        .collect::<Result<Vec<_>>>()?;
+    let (count, seed, high) = match numbers[..] {
+        [count] => (count, 1, 256),
+        [count, seed] => (count, seed, 256),
+        [count, seed, high] if high > 0 => (count, seed, high),
+        _ => bail!("--tokens {text}: expected rand:COUNT[:SEED[:HIGH]] with HIGH at least 1"),
+    };
+    let mut state = u64::from(seed);
+    Ok((0..count)
+        .map(|_| {
+            state = (state * 1_103_515_245 + 12_345) & 0x7fff_ffff;
+            ((state >> 8) % u64::from(high)) as u32
+        })
+        .collect())
+}
+
+fn parse_list(text: &str) -> Result<Vec<u32>> {
+    text.split([',', '\n', ' '])
+        .map(str::trim)
+        .filter(|t| !t.is_empty())
+        .map(|t| t.parse().with_context(|| format!("--tokens: '{t}' is not a token id")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_lists_are_read_in_every_form() {
+        assert_eq!(parse_tokens("1, 2,3").unwrap(), [1, 2, 3]);
+        assert_eq!(parse_tokens("rand:4:7:100").unwrap().len(), 4);
+        assert!(parse_tokens("rand:4:7:100").unwrap().iter().all(|&t| t < 100));
+        assert_eq!(parse_tokens("rand:3").unwrap(), parse_tokens("rand:3:1:256").unwrap());
+        for bad in ["1,x", "rand:", "rand:1:2:0", "rand:1:2:3:4", "-1", "@/no/such/file"] {
+            assert!(parse_tokens(bad).is_err(), "{bad}");
+        }
+    }
+}
