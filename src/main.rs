@@ -3,17 +3,26 @@
 
 mod cli;
 mod commands;
+mod interrupt;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Run(args) => commands::run(args),
+        Command::Chat(args) => commands::chat(args),
+        Command::Inspect(args) => commands::inspect(args),
+        Command::Ls(args) => commands::ls(args),
+        Command::Bench(args) => commands::bench(args),
         Command::Eval(command) => commands::eval(command),
-        _ => unreachable!(),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "russet", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -1,25 +1,26 @@
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use russet_engine::evaluate::{Recording, compare};
 use serde_json::json;
 
-use super::{Loaded, print_json, sampling};
+use super::{Located, print_json, sampling};
 use crate::cli::{EvalCommand, EvalCompareArgs, EvalLogitsArgs};
 
-pub(crate) fn eval(command: EvalCommand) -> Result<std::process::ExitCode> {
+pub(crate) fn eval(command: EvalCommand) -> Result<ExitCode> {
     match command {
         EvalCommand::Logits(args) => logits(&args),
         EvalCommand::Compare(args) => compare_files(&args),
     }
 }
 
-fn logits(args: &EvalLogitsArgs) -> Result<std::process::ExitCode> {
+fn logits(args: &EvalLogitsArgs) -> Result<ExitCode> {
     if args.out.extension().is_none_or(|e| e != "safetensors") {
         bail!("--out {}: the file name must end in .safetensors", args.out.display());
     }
-    let loaded = Loaded::load(args.model.as_deref(), &args.loading)?;
-    let model = &loaded.model;
+    let located = Located::find(args.model.as_deref(), &args.loading.store)?;
+    let model = &located.load_model(&args.loading)?;
     let recording = Recording {
         tokens: parse_tokens(&args.tokens)?,
         steps: args.steps,
@@ -33,7 +34,7 @@ fn logits(args: &EvalLogitsArgs) -> Result<std::process::ExitCode> {
         ("mlx", russet_mlx::version()),
         ("device", russet_mlx::Device::default_device().to_string()),
         ("fidelity", model.tier().to_string()),
-        ("model", loaded.name.clone()),
+        ("model", located.name.clone()),
         ("args", format!("{recording:?}")),
     ]
     .map(|(name, value)| (name.to_owned(), value))
@@ -41,10 +42,10 @@ fn logits(args: &EvalLogitsArgs) -> Result<std::process::ExitCode> {
     recording
         .write(model, &args.out, &metadata)
         .with_context(|| format!("cannot record logits to {}", args.out.display()))?;
-    Ok(std::process::ExitCode::SUCCESS)
+    Ok(ExitCode::SUCCESS)
 }
 
-fn compare_files(args: &EvalCompareArgs) -> Result<std::process::ExitCode> {
+fn compare_files(args: &EvalCompareArgs) -> Result<ExitCode> {
     let c = compare(&args.a, &args.b)
         .with_context(|| format!("cannot compare {} and {}", args.a.display(), args.b.display()))?;
     let equal = c.is_bit_equal();
@@ -71,7 +72,7 @@ fn compare_files(args: &EvalCompareArgs) -> Result<std::process::ExitCode> {
         println!("KL divergence    mean {:e}, max {:e} nats", c.mean_kl, c.max_kl);
         println!("top-1 agreement  {:.2} %", c.top1_agreement * 100.0);
     }
-    Ok(if equal { std::process::ExitCode::SUCCESS } else { std::process::ExitCode::FAILURE })
+    Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `1,2,3`, `@FILE` with such a list, or `rand:COUNT[:SEED[:HIGH]]`: a fixed linear congruential

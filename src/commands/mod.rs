@@ -1,29 +1,79 @@
 //! One file per command.
 
+mod bench;
+mod chat;
 mod eval;
+mod inspect;
+mod ls;
+mod run;
 
+pub(crate) use bench::bench;
+pub(crate) use chat::chat;
 pub(crate) use eval::eval;
+pub(crate) use inspect::inspect;
+pub(crate) use ls::ls;
+pub(crate) use run::run;
 
-use std::path::Path;
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use russet_engine::Sampling;
+use indicatif::{ProgressBar, ProgressStyle};
+use russet_engine::{LanguageModel, Sampling, Statistics};
+use russet_hub::{InstallOptions, STARTER_NAME, Store, install_starter};
 use russet_model::Model;
+use serde_json::{Value, json};
 
-use crate::cli::{ModelArgs, SamplingArgs};
+use crate::cli::{ModelArgs, SamplingArgs, StoreArgs};
+use crate::interrupt;
 
-/// A model with the name to show for it.
-pub(crate) struct Loaded {
-    pub(crate) model: Model,
-    pub(crate) name: String,
+/// The folder of a model with the name to show for it.
+struct Located {
+    dir: PathBuf,
+    name: String,
 }
 
-impl Loaded {
-    fn load(reference: Option<&str>, args: &ModelArgs) -> Result<Self> {
-        let dir = Path::new(reference.context("no model")?);
-        let model = Model::load(dir, args.fidelity)?;
-        Ok(Self { model, name: dir.display().to_string() })
+impl Located {
+    /// The model that `reference` names; without one the starter model, installed if need be.
+    fn find(reference: Option<&str>, args: &StoreArgs) -> Result<Self> {
+        let store = Store::from_env(args.home.clone())?;
+        let Some(reference) = reference else { return Self::starter(&store, args.offline) };
+        let model = store.resolve(reference)?;
+        Ok(Self { dir: model.path, name: model.name })
     }
+
+    fn starter(store: &Store, offline: bool) -> Result<Self> {
+        let options = InstallOptions { offline, ..InstallOptions::default() };
+        let mut bar = None;
+        let dir = install_starter(store, &options, &mut |progress| {
+            let bar = bar.get_or_insert_with(install_bar);
+            bar.set_message(progress.phase.to_string());
+            bar.set_length(progress.total.unwrap_or(0));
+            bar.set_position(progress.done);
+        })?;
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        Ok(Self { dir, name: STARTER_NAME.to_owned() })
+    }
+
+    fn load(&self, args: &ModelArgs) -> Result<LanguageModel> {
+        LanguageModel::load(&self.dir, args.fidelity).with_context(|| format!("cannot load {}", self.name))
+    }
+
+    fn load_model(&self, args: &ModelArgs) -> Result<Model> {
+        Model::load(&self.dir, args.fidelity).with_context(|| format!("cannot load {}", self.name))
+    }
+}
+
+fn install_bar() -> ProgressBar {
+    eprintln!("Installing the starter model {STARTER_NAME} (once)");
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// The model's recommended sampling, overridden by what the user gave.
@@ -53,8 +103,66 @@ fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
     }
 }
 
+/// [`sampling`] for text: line breaks and end-of-sequence tokens are never excluded by XTC, as in
+/// mlx-lm's command line.
+fn text_sampling(args: &SamplingArgs, language_model: &LanguageModel) -> Result<Sampling> {
+    let mut sampling = sampling(args, &language_model.model);
+    sampling.xtc_special_tokens = language_model.tokenizer.encode("\n", true)?;
+    sampling.xtc_special_tokens.extend(language_model.eos.iter());
+    Ok(sampling)
+}
+
+/// The seed the user gave, or a random one.
+fn seed(args: &SamplingArgs) -> u64 {
+    args.seed.unwrap_or_else(|| {
+        // The hasher's keys come from the operating system's random numbers.
+        use std::hash::{BuildHasher, Hasher, RandomState};
+        RandomState::new().build_hasher().finish()
+    })
+}
+
+/// Goes on unless the user pressed ctrl-C.
+fn unless_interrupted() -> ControlFlow<()> {
+    if interrupt::is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// Statistics on two lines, for people.
+fn print_statistics(s: &Statistics, model: &Model) {
+    eprintln!(
+        "prompt: {} tokens, {:.1} tokens/s, first token after {:.2} s",
+        s.prompt_tokens,
+        s.prefill_rate(),
+        s.time_to_first_token.as_secs_f64()
+    );
+    eprintln!(
+        "answer: {} tokens, {:.1} tokens/s; fidelity {}; peak memory {:.0} MB besides {:.0} MB of weights",
+        s.generated_tokens,
+        s.decode_rate(),
+        model.tier(),
+        s.peak_memory as f64 / 1e6,
+        model.footprint(0).weights as f64 / 1e6
+    );
+}
+
+/// Statistics for programs.
+fn statistics_json(s: &Statistics) -> Value {
+    json!({
+        "prompt_tokens": s.prompt_tokens,
+        "generated_tokens": s.generated_tokens,
+        "ttft_ms": s.time_to_first_token.as_secs_f64() * 1e3,
+        "prefill_tps": s.prefill_rate(),
+        "decode_tps": s.decode_rate(),
+        "peak_memory_bytes": s.peak_memory,
+    })
+}
+
 /// Prints one line of JSON to standard output.
-fn print_json(value: &serde_json::Value) -> Result<()> {
+fn print_json(value: &Value) -> Result<()> {
     println!("{}", serde_json::to_string(value)?);
     Ok(())
+}
+
+/// Whether standard error is seen by a person.
+fn is_interactive() -> bool {
+    std::io::stderr().is_terminal()
 }

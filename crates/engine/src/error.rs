@@ -4,9 +4,9 @@ pub enum Error {
     /// The model refused or failed.
     #[error(transparent)]
     Model(#[from] russet_model::Error),
-//T    /// Tokenizer or template refused or failed.
-//T    #[error(transparent)]
-//T    Text(#[from] russet_text::Error),
+    /// Tokenizer or template refused or failed.
+    #[error(transparent)]
+    Text(#[from] russet_text::Error),
     /// MLX refused or failed.
     #[error("MLX: {0}")]
     Mlx(#[from] russet_mlx::Error),

@@ -1,13 +1,17 @@
 //! Generation: from requests to tokens.
 //!
-//! [`Steps`] is the token loop, bit-exact with mlx-lm's; [`generate`] adds text, stop rules and
+//! [`Steps`] is the token loop, bit-exact with mlx-lm's; [`generate()`] adds text, stop rules and
 //! statistics.
 
 mod error;
 pub mod evaluate;
+mod generate;
 mod sampling;
 mod steps;
 
 pub use error::{Error, Result};
+pub use generate::{
+    Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate,
+};
 pub use sampling::Sampling;
 pub use steps::{DEFAULT_PREFILL_CHUNK, Step, Steps};

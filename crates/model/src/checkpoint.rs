@@ -62,28 +62,6 @@ impl Checkpoint {
     pub fn model_type(&self) -> Result<&str> {
         self.config().required_text("model_type")
     }
-
-    /// The end-of-sequence ids that the config files name: those of the generation config replace
-    /// those of the config, as in the reference's `load_config`.
-    pub fn eos_token_ids(&self) -> Vec<u32> {
-        let own = token_ids(self.generation_config.get("eos_token_id"));
-        if own.is_empty() { token_ids(self.config.get("eos_token_id")) } else { own }
-    }
-
-    /// End-of-sequence ids of `config.json` alone.
-    pub fn config_eos_token_ids(&self) -> Vec<u32> {
-        token_ids(self.config.get("eos_token_id"))
-    }
-}
-
-/// One id or a list of them.
-fn token_ids(value: Option<&Value>) -> Vec<u32> {
-    let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
-    match value {
-        Some(Value::Array(ids)) => ids.iter().filter_map(one).collect(),
-        Some(id) => one(id).into_iter().collect(),
-        None => Vec::new(),
-    }
 }
 
 /// Reads a JSON object; `None` when the file does not exist.

@@ -68,6 +68,11 @@ impl QuantizationConfig {
         self.default
     }
 
+    /// The modules that the config names, with their packing; `None` for dense ones.
+    pub fn modules(&self) -> impl Iterator<Item = (&str, Option<Quantization>)> {
+        self.modules.iter().map(|(path, q)| (path.as_str(), *q))
+    }
+
     /// The choice that the config makes for the module `path`: `None` when it names no such module,
     /// `Some(None)` when it leaves the module dense.
     pub fn module(&self, path: &str) -> Option<Option<Quantization>> {

@@ -1,0 +1,240 @@
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use russet_mlx::memory;
+use russet_model::{Fidelity, Model};
+use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
+
+use crate::{DEFAULT_PREFILL_CHUNK, Error, Result, Sampling, Steps};
+
+/// A model with its tokenizer.
+pub struct LanguageModel {
+    /// The weights and their graph.
+    pub model: Model,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end an answer: those of config, generation config and tokenizer.
+    pub eos: EosTokenIds,
+}
+
+impl LanguageModel {
+    /// Loads the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// As [`Model::load`] and [`Tokenizer::from_dir`], and when the tokenizer has ids that the embedding
+    /// lacks.
+    pub fn load(dir: &Path, fidelity: Fidelity) -> Result<Self> {
+        let model = Model::load(dir, fidelity)?;
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        let (tokens, rows) = (tokenizer.vocab_size(), model.shape().vocabulary as usize);
+        if tokens > rows {
+            return Err(Error::Prompt(format!(
+                "{}: the tokenizer has {tokens} tokens but the model's embedding only {rows} rows; the files \
+                 do not belong together",
+                dir.display()
+            )));
+        }
+        let checkpoint = model.checkpoint();
+        let config = checkpoint.config();
+        let eos = EosTokenIds::new(
+            config.get("eos_token_id"),
+            checkpoint.generation_config().get("eos_token_id"),
+            &tokenizer,
+        )?;
+        Ok(Self { model, tokenizer, eos })
+    }
+}
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// How tokens are picked.
+    pub sampling: Sampling,
+    /// Seed of the sampler.
+    pub seed: u64,
+    /// Tokens to generate, at most. The model's context may end it earlier.
+    pub max_tokens: usize,
+    /// Text that ends the answer; it is not part of it.
+    pub stop: Vec<String>,
+    /// Prompt tokens per prefill call.
+    pub prefill_chunk: usize,
+}
+
+impl Request {
+    /// Greedy generation of at most `max_tokens` tokens.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            prompt,
+            sampling: Sampling::default(),
+            seed: 0,
+            max_tokens,
+            stop: Vec::new(),
+            prefill_chunk: DEFAULT_PREFILL_CHUNK,
+        }
+    }
+}
+
+/// What happens during a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// This many tokens of the prompt are processed.
+    Prompt(usize),
+    /// A token was generated, and this text, possibly empty, is final.
+    Text(&'a str),
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-sequence token or a stop string.
+    Stop,
+    /// The limit of tokens, or the end of the model's context.
+    Length,
+    /// The caller.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name in JSON results, as OpenAI's API has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A finished generation.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// All text, without stop string.
+    pub text: String,
+    /// All generated tokens, an end-of-sequence token included.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Times and memory.
+    pub statistics: Statistics,
+}
+
+/// Times and memory of a generation.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the start to the first token.
+    pub time_to_first_token: Duration,
+    /// From the first token to the end.
+    pub decode_time: Duration,
+    /// The most memory that MLX held, in bytes; mapped weights are not counted.
+    pub peak_memory: usize,
+}
+
+impl Statistics {
+    /// Prompt tokens per second up to the first token.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens, self.time_to_first_token)
+    }
+
+    /// Tokens per second after the first token.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_time)
+    }
+}
+
+fn rate(count: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+/// Generates text. `on_event` hears of every prompt chunk and token; breaking cancels.
+///
+/// # Errors
+/// When the prompt is empty, has ids outside the vocabulary or fills the model's context, when options
+/// are out of range, and when the model fails.
+pub fn generate(
+    language_model: &LanguageModel,
+    request: &Request,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<Generation> {
+    let LanguageModel { model, tokenizer, eos } = language_model;
+    let max_tokens = limit_to_context(model, request)?;
+    memory::reset_peak();
+    let start = Instant::now();
+
+    let mut generation = Generation {
+        text: String::new(),
+        tokens: Vec::new(),
+        finish_reason: FinishReason::Cancelled,
+        statistics: Statistics { prompt_tokens: request.prompt.len(), ..Statistics::default() },
+    };
+    let steps = Steps::start(
+        model,
+        &request.prompt,
+        request.sampling.clone(),
+        request.seed,
+        request.prefill_chunk,
+        &mut |done| on_event(Event::Prompt(done)),
+    )?;
+    let mut first_token = None;
+    if let Some(steps) = steps {
+        let mut detokenizer = tokenizer.detokenizer();
+        let mut stop = StopMatcher::new(request.stop.iter().cloned());
+        generation.finish_reason = FinishReason::Length;
+        for step in steps.limit(max_tokens) {
+            let token = step?.token;
+            first_token.get_or_insert_with(Instant::now);
+            generation.tokens.push(token);
+            if eos.contains(token) {
+                generation.finish_reason = FinishReason::Stop;
+                break;
+            }
+            let found = stop.push(&detokenizer.push(token));
+            generation.text.push_str(&found.text);
+            let flow = on_event(Event::Text(&found.text));
+            if found.stop.is_some() {
+                generation.finish_reason = FinishReason::Stop;
+                break;
+            }
+            if flow.is_break() {
+                generation.finish_reason = FinishReason::Cancelled;
+                break;
+            }
+        }
+        // What detokenizer and matcher still hold back, unless a stop string ended the answer.
+        let found = stop.push(&detokenizer.finish());
+        if found.stop.is_some() {
+            generation.finish_reason = FinishReason::Stop;
+        }
+        let rest = found.text + &stop.finish();
+        if !rest.is_empty() {
+            generation.text.push_str(&rest);
+            let _ = on_event(Event::Text(&rest));
+        }
+    }
+    let end = Instant::now();
+    let first_token = first_token.unwrap_or(end);
+    generation.statistics.generated_tokens = generation.tokens.len();
+    generation.statistics.time_to_first_token = first_token - start;
+    generation.statistics.decode_time = end - first_token;
+    generation.statistics.peak_memory = memory::peak();
+    Ok(generation)
+}
+
+/// The token limit, cut to what the model's positions leave room for.
+fn limit_to_context(model: &Model, request: &Request) -> Result<usize> {
+    let Some(positions) = model.shape().max_positions else { return Ok(request.max_tokens) };
+    let room = (positions as usize).saturating_sub(request.prompt.len());
+    if room == 0 {
+        return Err(Error::Prompt(format!(
+            "the prompt has {} tokens, which fills the model's context of {positions}: shorten it",
+            request.prompt.len()
+        )));
+    }
+    Ok(request.max_tokens.min(room))
+}

@@ -1,0 +1,145 @@
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use russet_engine::{Sampling, Steps};
+use russet_model::Model;
+use serde_json::{Value, json};
+
+use super::{Located, print_json};
+use crate::cli::BenchArgs;
+use crate::interrupt;
+
+/// One timed run.
+struct Run {
+    prefill_tps: f64,
+    decode_tps: f64,
+    ttft_ms: f64,
+}
+
+pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
+    if args.threads.is_some_and(|n| n != 1) {
+        bail!("--threads {}: MLX's CPU operations use one thread", args.threads.unwrap_or(0));
+    }
+    interrupt::install()?;
+    let located = Located::find(args.model.as_deref(), &args.loading.store)?;
+    let model = located.load_model(&args.loading)?;
+    let prompt = prompt(&model, args.prompt_tokens);
+
+    let mut runs = Vec::new();
+    for index in 0..=args.runs {
+        let run = measure(&model, &prompt, &args)?;
+        let Some(run) = run else { return Ok(ExitCode::from(interrupt::EXIT_CODE)) };
+        // The first run warms caches and is not counted.
+        if index > 0 {
+            runs.push(run);
+        }
+    }
+    let report = json!({
+        "model": located.name,
+        "device": russet_mlx::Device::default_device().to_string(),
+        "threads": args.threads.unwrap_or(1),
+        "fidelity": model.tier().to_string(),
+        "prompt_tokens": args.prompt_tokens,
+        "gen_tokens": args.gen_tokens,
+        "runs": args.runs,
+        "weights_bytes": model.footprint(0).weights,
+        "peak_rss_bytes": peak_rss()?,
+        "prefill_tps": spread(runs.iter().map(|r| r.prefill_tps)),
+        "decode_tps": spread(runs.iter().map(|r| r.decode_tps)),
+        "ttft_ms": spread(runs.iter().map(|r| r.ttft_ms)),
+    });
+    if args.json { print_json(&report)? } else { print_text(&report) }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Token ids that are spread over the vocabulary; what they say does not matter for time.
+fn prompt(model: &Model, count: usize) -> Vec<u32> {
+    let vocabulary = model.shape().vocabulary as u64;
+    (0..count as u64).map(|i| (i * 2_654_435_761 % vocabulary) as u32).collect()
+}
+
+fn measure(model: &Model, prompt: &[u32], args: &BenchArgs) -> Result<Option<Run>> {
+    let start = Instant::now();
+    let mut go_on = |_| match interrupt::is_requested() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let Some(steps) =
+        Steps::start(model, prompt, Sampling::default(), 0, args.loading.prefill_chunk, &mut go_on)?
+    else {
+        return Ok(None);
+    };
+    // One more token than is counted: the first belongs to the prefill.
+    let mut steps = steps.limit(args.gen_tokens + 1);
+    steps.next().context("no token was generated")??;
+    let first = Instant::now();
+    for step in steps {
+        step?;
+        if interrupt::is_requested() {
+            return Ok(None);
+        }
+    }
+    let (ttft, decode) = ((first - start).as_secs_f64(), first.elapsed().as_secs_f64());
+    Ok(Some(Run {
+        prefill_tps: prompt.len() as f64 / ttft,
+        decode_tps: args.gen_tokens as f64 / decode,
+        ttft_ms: ttft * 1e3,
+    }))
+}
+
+/// Median, minimum and maximum.
+fn spread(values: impl Iterator<Item = f64>) -> Value {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let median = match (values.get(middle), values.len() % 2) {
+        (Some(m), 1) => *m,
+        (Some(m), _) => (values[middle - 1] + m) / 2.0,
+        (None, _) => 0.0,
+    };
+    json!({"median": median, "min": values.first(), "max": values.last()})
+}
+
+/// The most memory that this process has had in RAM.
+fn peak_rss() -> Result<u64> {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
+    // Kilobytes on Linux, bytes on macOS.
+    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    Ok(usage.max_rss() as u64 * unit)
+}
+
+fn print_text(report: &Value) {
+    let line = |label: &str, value: &Value| {
+        println!("{label:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+    };
+    for field in ["model", "device", "threads", "fidelity", "prompt_tokens", "gen_tokens", "runs"] {
+        line(field, &report[field]);
+    }
+    for field in ["weights_bytes", "peak_rss_bytes"] {
+        println!("{field:<16} {:.1} MB", report[field].as_f64().unwrap_or(0.0) / 1e6);
+    }
+    println!("{:<16} {:>10} {:>10} {:>10}", "", "median", "min", "max");
+    for field in ["prefill_tps", "decode_tps", "ttft_ms"] {
+        let value = |name: &str| report[field][name].as_f64().unwrap_or(0.0);
+        println!("{field:<16} {:>10.2} {:>10.2} {:>10.2}", value("median"), value("min"), value("max"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_is_the_middle_or_the_mean_of_the_two_middles() {
+        assert_eq!(spread([3.0, 1.0, 2.0].into_iter()), json!({"median": 2.0, "min": 1.0, "max": 3.0}));
+        assert_eq!(spread([4.0, 1.0, 2.0, 3.0].into_iter())["median"], 2.5);
+    }
+
+    #[test]
+    fn peak_memory_is_in_bytes() {
+        let peak = peak_rss().unwrap();
+        assert!((1 << 20..1 << 40).contains(&peak), "{peak}");
+    }
+}
