@@ -101,6 +101,34 @@ impl Environment {
     }
 }
 
+/// A digest of the scripts that make results, and of the environment they run in.
+pub(crate) fn scripts_digest(environment: &Environment) -> Result<String, String> {
+    let mut parts = vec![environment.key.clone().into_bytes()];
+    for script in ["architectures", "fixture_tokenizer", "make_fixture", "reference", "details"] {
+        let path = scripts_dir().join(script).with_extension("py");
+        parts.push(fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?);
+    }
+    Ok(digest(&parts))
+}
+
+/// Names the processor: model and instruction sets.
+pub(crate) fn processor() -> String {
+    let described = if cfg!(target_os = "macos") {
+        Command::new("sysctl")
+            .args(["-n", "machdep.cpu.brand_string"])
+            .output()
+            .map(|o| o.stdout)
+            .unwrap_or_default()
+    } else {
+        fs::read("/proc/cpuinfo").unwrap_or_default()
+    };
+    let described = String::from_utf8_lossy(&described);
+    // One core's description; clock rates and the like change from reading to reading.
+    let stable = ["model", "flags", "Features", "CPU ", "Apple"];
+    let first_core = described.split("\n\n").next().unwrap_or_default();
+    first_core.lines().filter(|line| stable.iter().any(|name| line.starts_with(name))).collect()
+}
+
 /// Cuts Python off from the user's own modules and keeps it from writing byte code beside the scripts.
 fn isolated(mut command: Command) -> Command {
     command.env_remove("PYTHONHOME").env_remove("PYTHONPATH");

@@ -1,17 +1,34 @@
-//! The oracle: one environment per test binary, shared by its tests.
+//! The oracle: one environment per test binary, shared by its tests, and a cache of everything it made.
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::environment::{self, Environment};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cases::Case;
+use crate::environment::{self, Environment, digest};
+use crate::reference::Reference;
+use crate::specification::{CacheSpec, FixtureSpec, ReferenceSpec, RopeSpec, SamplerSpec};
+use crate::worker::Worker;
 
 /// The reference implementation, ready to run.
+///
+/// Results are kept under `target/oracle/`, named by a digest of everything they depend on: the scripts, the packages,
+/// the Python version, the specification and, for what was computed by a model, the processor (MLX picks kernels by it)
+/// and the checkpoint. A result is made once; asking again reads the file and starts no Python.
 pub struct Oracle {
     root: PathBuf,
     environment: Environment,
+    /// Digest of the scripts and of the environment.
+    scripts: String,
+    /// What MLX may choose its kernels by.
+    processor: String,
+    idle: Mutex<Vec<Worker>>,
 }
 
 impl Oracle {
@@ -47,7 +64,142 @@ impl Oracle {
         let environment = Environment::open(&root)?;
         let tmp = root.join("tmp");
         fs::create_dir_all(&tmp).map_err(|e| format!("cannot create {}: {e}", tmp.display()))?;
-        Ok(Self { root, environment })
+        let scripts = environment::scripts_digest(&environment)?;
+        let processor = environment::processor();
+        Ok(Self { root, environment, scripts, processor, idle: Mutex::default() })
+    }
+
+    /// The folder of the checkpoint that `spec` describes.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn fixture(&self, spec: &FixtureSpec) -> PathBuf {
+        self.make("fixture", "", spec, None).unwrap_or_else(|why| panic!("no fixture {spec:?}: {why}"))
+    }
+
+    /// What mlx-lm gives for `spec` on the checkpoint in the folder `model`.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn reference(&self, model: &Path, spec: &ReferenceSpec) -> Reference {
+        let made = self.content_key(model).and_then(|key| self.make("reference", &key, spec, Some(model)));
+        let path = made.unwrap_or_else(|why| panic!("no reference {spec:?} on {}: {why}", model.display()));
+        Reference::open(path)
+    }
+
+    /// What mlx-lm's rotary embedding gives for `spec`.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn rope(&self, spec: &RopeSpec) -> Reference {
+        self.details("rope", spec)
+    }
+
+    /// What mlx-lm's sampler gives for `spec`, stage by stage.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn sampler(&self, spec: &SamplerSpec) -> Reference {
+        self.details("sampler", spec)
+    }
+
+    /// What mlx-lm's cache of one layer gives for `spec`, update by update.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn cache(&self, spec: &CacheSpec) -> Reference {
+        self.details("cache", spec)
+    }
+
+    /// Makes the fixtures and references of `cases` that do not exist yet, on all processor cores.
+    ///
+    /// # Panics
+    /// If one fails.
+    pub fn prepare(&self, cases: &[Case]) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(|| {
+                    while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        self.reference(&self.fixture(&case.fixture), &case.reference);
+                    }
+                });
+            }
+        });
+    }
+
+    fn details<S: Serialize + std::fmt::Debug>(&self, job: &str, spec: &S) -> Reference {
+        let made = self.make(job, "", spec, None);
+        Reference::open(made.unwrap_or_else(|why| panic!("no {job} details {spec:?}: {why}")))
+    }
+
+    /// Names the contents of the checkpoint in `model`: a fixture by its folder's name, another by its files.
+    fn content_key(&self, model: &Path) -> Result<String, String> {
+        if let Ok(name) = model.strip_prefix(self.root.join("fixture")) {
+            return Ok(name.to_string_lossy().into_owned());
+        }
+        let io = |e: std::io::Error| format!("cannot read the checkpoint {}: {e}", model.display());
+        let mut parts = Vec::new();
+        for entry in fs::read_dir(model).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+                let contents = digest(&[fs::read(&path).map_err(io)?]);
+                parts.push(format!("{} {contents}", path.file_name().unwrap_or_default().to_string_lossy()));
+            }
+        }
+        parts.sort();
+        Ok(digest(&parts))
+    }
+
+    /// The path of the result of a job, which is run if that does not exist. `dependencies` is what the result depends
+    /// on beside the specification.
+    fn make<S: Serialize>(
+        &self,
+        job: &str,
+        dependencies: &str,
+        spec: &S,
+        model: Option<&Path>,
+    ) -> Result<PathBuf, String> {
+        let spec = serde_json::to_value(spec).map_err(|e| e.to_string())?;
+        // A fixture is drawn and rounded by the same operations on every processor.
+        let processor = if job == "fixture" { "" } else { &self.processor };
+        let key = digest(&[&self.scripts, processor, dependencies, &spec.to_string()]);
+        let folder = self.root.join(job);
+        let target = folder.join(if job == "fixture" { key } else { format!("{key}.safetensors") });
+        if target.exists() {
+            return Ok(target);
+        }
+        let io = |e: std::io::Error| format!("cannot write {}: {e}", target.display());
+        fs::create_dir_all(&folder).map_err(io)?;
+        let temporary = tempfile::Builder::new().prefix(".making-").tempdir_in(&folder).map_err(io)?;
+        let out = temporary.path().join("out.safetensors");
+        let mut request = json!({"job": job, "out": out, "spec": spec});
+        if let Some(model) = model {
+            request["model_dir"] = json!(model);
+        }
+        self.run_job(&request)?;
+        match fs::rename(&out, &target) {
+            // Another test made the same at the same time.
+            Err(_) if target.exists() => Ok(target),
+            result => result.map_err(io).map(|()| target.clone()),
+        }
+    }
+
+    /// Runs one job on an idle worker, or on a new one.
+    fn run_job(&self, job: &serde_json::Value) -> Result<(), String> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = idle().pop();
+        let mut worker = match waiting {
+            Some(worker) => worker,
+            None => {
+                let mut command = self.environment.command(&self.root);
+                command.arg(environment::scripts_dir().join("worker.py"));
+                Worker::start(command)?
+            }
+        };
+        let result = worker.run(job)?;
+        idle().push(worker);
+        result
     }
 
     /// Runs the Python source `script` with `args` as `sys.argv[1:]` and `stdin` as its standard input; returns what
@@ -79,6 +231,7 @@ impl Oracle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tokens;
 
     #[test]
     fn a_script_gets_its_arguments_and_its_input() {
@@ -88,10 +241,89 @@ mod tests {
         assert_eq!(printed, "['a', 'ä'] 300000 0.32.2\n");
     }
 
+    /// The message of the panic that `f` ends in.
+    fn panic_of(f: impl FnOnce()) -> String {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_err();
+        panic.downcast_ref::<String>().unwrap().clone()
+    }
+
     #[test]
-    #[should_panic(expected = "ValueError: no such thing")]
     fn a_failing_script_panics_with_its_error() {
-        let Some(oracle) = Oracle::get() else { panic!("ValueError: no such thing") };
-        oracle.run_script("raise ValueError('no such thing')", &[], "");
+        let Some(oracle) = Oracle::get() else { return };
+        let message = panic_of(|| drop(oracle.run_script("raise ValueError('no such thing')", &[], "")));
+        assert!(message.contains("ValueError: no such thing"), "{message}");
+    }
+
+    #[test]
+    fn a_failing_job_panics_with_its_error_and_the_worker_goes_on() {
+        let Some(oracle) = Oracle::get() else { return };
+        let message = panic_of(|| drop(oracle.fixture(&FixtureSpec::new("no-such-architecture"))));
+        assert!(message.contains("ValueError: unknown architecture no-such-architecture"), "{message}");
+        let spec = FixtureSpec::new("llama");
+        assert!(oracle.fixture(&spec).join("config.json").is_file());
+    }
+
+    #[test]
+    fn a_cached_result_needs_no_python() {
+        let Some(oracle) = Oracle::get() else { return };
+        let fixture = FixtureSpec::new("llama");
+        let spec = ReferenceSpec::new(Tokens::Random { count: 5, seed: 1 }, 2);
+        let first = oracle.reference(&oracle.fixture(&fixture), &spec);
+
+        let without_python = Oracle {
+            root: oracle.root.clone(),
+            environment: Environment {
+                python: "/no/such/python".into(),
+                key: oracle.environment.key.clone(),
+            },
+            scripts: oracle.scripts.clone(),
+            processor: oracle.processor.clone(),
+            idle: Mutex::default(),
+        };
+        let second = without_python.reference(&without_python.fixture(&fixture), &spec);
+        assert_eq!(first.path(), second.path());
+        let other = ReferenceSpec { steps: 3, ..spec };
+        let message = panic_of(|| drop(without_python.reference(&without_python.fixture(&fixture), &other)));
+        assert!(message.contains("/no/such/python"), "{message}");
+    }
+
+    #[test]
+    fn a_reference_holds_the_logits_of_every_step() {
+        let Some(oracle) = Oracle::get() else { return };
+        let model = oracle.fixture(&FixtureSpec::new("llama"));
+        let tokens = Tokens::Random { count: 5, seed: 1 };
+        let spec =
+            ReferenceSpec { dump_layers: true, dump_cache: true, ..ReferenceSpec::new(tokens.clone(), 2) };
+        let reference = oracle.reference(&model, &spec);
+        assert_eq!(
+            reference.integers("prompt_tokens"),
+            tokens.ids().iter().map(|&t| t as i32).collect::<Vec<_>>()
+        );
+        assert_eq!(reference.integers("tokens").len(), 3);
+        assert_eq!(reference.array("prompt_logits").shape(), [512]);
+        assert_eq!(reference.array("step_logits").shape(), [2, 512]);
+        assert_eq!(reference.array("logprobs").shape(), [2, 512]);
+        // Calls: the prompt but for its last token, that token, two steps.
+        assert_eq!(reference.array("layer.000.001").shape(), [1, 4, 64]);
+        assert_eq!(reference.array("layer.003.001").shape(), [1, 1, 64]);
+        assert_eq!(reference.array("cache.001.0").shape(), [1, 2, 256, 16]);
+        assert_eq!(reference.metadata()["mlx"], "0.32.4");
+    }
+
+    #[test]
+    fn a_copied_checkpoint_shares_the_results_of_equal_ones_only() {
+        let Some(oracle) = Oracle::get() else { return };
+        let fixture = oracle.fixture(&FixtureSpec::new("llama"));
+        let copy = |dir: &tempfile::TempDir| {
+            for entry in fs::read_dir(&fixture).unwrap() {
+                let path = entry.unwrap().path();
+                fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+            }
+            oracle.content_key(dir.path()).unwrap()
+        };
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(copy(&a), copy(&b));
+        fs::write(b.path().join("config.json"), "{}").unwrap();
+        assert_ne!(oracle.content_key(a.path()), oracle.content_key(b.path()));
     }
 }
