@@ -72,6 +72,7 @@ def cache_details(out, spec):
     spec: max_size and keep (a rotating cache) or max_size null (a plain one), window (for the mask, or null), heads,
     head_dim, dtype, seed, and steps: a positive number appends so many rows, a negative one trims so many.
     """
+    from mlx_lm.models.base import create_attention_mask
     from mlx_lm.models.cache import KVCache, RotatingKVCache
     mx.random.seed(spec["seed"])
     cache = KVCache() if spec["max_size"] is None else RotatingKVCache(spec["max_size"], spec["keep"])
@@ -81,7 +82,7 @@ def cache_details(out, spec):
             arrays[f"trimmed.{i:03d}"] = mx.array(cache.trim(-rows) if cache.is_trimmable() else 0)
             masks.append("none")
         else:
-            mask = cache.make_mask(rows, window_size=spec["window"])
+            mask = create_attention_mask(mx.zeros([1, rows, 1]), cache, window_size=spec["window"])
             masks.append("array" if isinstance(mask, mx.array) else mask or "none")
             if masks[-1] == "array":
                 arrays[f"mask.{i:03d}"] = mask

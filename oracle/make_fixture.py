@@ -142,7 +142,7 @@ def make_fixture(out, spec):
     out.mkdir(parents=True, exist_ok=True)
     save_weights(out, dict(tree_flatten(model.parameters())), s.shards)
     eos = write_tokenizer(out, family)
-    config.update(torch_dtype=s.dtype, eos_token_id=eos)
+    config.update(torch_dtype=s.dtype, dtype=s.dtype, eos_token_id=eos)
     (out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
     (out / "generation_config.json").write_text(json.dumps(
         {"eos_token_id": eos, "do_sample": False, "temperature": 1.0, "top_k": 20, "top_p": 0.95}))

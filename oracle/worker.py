@@ -13,12 +13,14 @@ import traceback
 
 import mlx.core as mx
 
+from cast import cast_checkpoint
 from details import cache_details, rope_details, sampler_details
 from make_fixture import make_fixture
 from reference import make_reference
 
 JOBS = {
     "fixture": make_fixture,
+    "cast": cast_checkpoint,
     "reference": make_reference,
     "rope": rope_details,
     "sampler": sampler_details,

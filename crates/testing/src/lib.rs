@@ -22,7 +22,7 @@ mod reference;
 mod specification;
 mod worker;
 
-pub use cases::Case;
+pub use cases::{Case, cache_specs, llama_cases, rope_specs, sampler_specs, sampling_cases};
 pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};

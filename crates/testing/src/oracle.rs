@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::cases::Case;
 use crate::environment::{self, Environment, digest};
 use crate::reference::Reference;
-use crate::specification::{CacheSpec, FixtureSpec, ReferenceSpec, RopeSpec, SamplerSpec};
+use crate::specification::{CacheSpec, FixtureSpec, Float, ReferenceSpec, RopeSpec, SamplerSpec};
 use crate::worker::Worker;
 
 /// The reference implementation, ready to run.
@@ -77,6 +77,16 @@ impl Oracle {
         self.make("fixture", "", spec, None).unwrap_or_else(|why| panic!("no fixture {spec:?}: {why}"))
     }
 
+    /// The folder of a copy of the checkpoint in the folder `model` whose floating-point tensors are cast to `dtype`.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn cast(&self, model: &Path, dtype: Float) -> PathBuf {
+        let spec = json!({ "dtype": dtype });
+        let made = self.content_key(model).and_then(|key| self.make("cast", &key, &spec, Some(model)));
+        made.unwrap_or_else(|why| panic!("cannot cast {} to {dtype:?}: {why}", model.display()))
+    }
+
     /// What mlx-lm gives for `spec` on the checkpoint in the folder `model`.
     ///
     /// # Panics
@@ -133,9 +143,9 @@ impl Oracle {
         Reference::open(made.unwrap_or_else(|why| panic!("no {job} details {spec:?}: {why}")))
     }
 
-    /// Names the contents of the checkpoint in `model`: a fixture by its folder's name, another by its files.
+    /// Names the contents of the checkpoint in `model`: one made here by its folder's name, another by its files.
     fn content_key(&self, model: &Path) -> Result<String, String> {
-        if let Ok(name) = model.strip_prefix(self.root.join("fixture")) {
+        if let Ok(name) = model.strip_prefix(&self.root) {
             return Ok(name.to_string_lossy().into_owned());
         }
         let io = |e: std::io::Error| format!("cannot read the checkpoint {}: {e}", model.display());
@@ -161,11 +171,12 @@ impl Oracle {
         model: Option<&Path>,
     ) -> Result<PathBuf, String> {
         let spec = serde_json::to_value(spec).map_err(|e| e.to_string())?;
-        // A fixture is drawn and rounded by the same operations on every processor.
-        let processor = if job == "fixture" { "" } else { &self.processor };
+        // Checkpoints are drawn and rounded by the same operations on every processor.
+        let checkpoint = matches!(job, "fixture" | "cast");
+        let processor = if checkpoint { "" } else { &self.processor };
         let key = digest(&[&self.scripts, processor, dependencies, &spec.to_string()]);
         let folder = self.root.join(job);
-        let target = folder.join(if job == "fixture" { key } else { format!("{key}.safetensors") });
+        let target = folder.join(if checkpoint { key } else { format!("{key}.safetensors") });
         if target.exists() {
             return Ok(target);
         }
@@ -308,6 +319,51 @@ mod tests {
         assert_eq!(reference.array("layer.003.001").shape(), [1, 1, 64]);
         assert_eq!(reference.array("cache.001.0").shape(), [1, 2, 256, 16]);
         assert_eq!(reference.metadata()["mlx"], "0.32.4");
+    }
+
+    #[test]
+    fn parts_of_the_reference_are_recorded_one_by_one() {
+        let Some(oracle) = Oracle::get() else { return };
+        let (_, rope) = crate::rope_specs().into_iter().find(|(name, _)| name.contains("yarn")).unwrap();
+        let rope = oracle.rope(&rope);
+        assert_eq!(rope.array("freqs").shape(), [8]);
+        assert_eq!(rope.array("output.255").shape(), rope.array("input").shape());
+
+        let (_, sampler) =
+            crate::sampler_specs().into_iter().find(|(name, _)| name.contains("all filters")).unwrap();
+        let recorded = oracle.sampler(&sampler);
+        for name in ["logits", "logprobs", "top_p", "min_p", "xtc", "top_k"] {
+            assert_eq!(recorded.array(name).shape(), [1, sampler.vocabulary as usize], "{name}");
+        }
+        assert_eq!(recorded.integers("draws").len(), sampler.draws as usize);
+        assert_eq!(recorded.array("keys").shape(), [sampler.draws as usize, 2]);
+
+        let spec = CacheSpec {
+            max_size: Some(8),
+            keep: 4,
+            window: None,
+            heads: 2,
+            head_dim: 4,
+            dtype: Float::Float32,
+            seed: 0,
+            steps: vec![6, -1, 3],
+        };
+        let cache = oracle.cache(&spec);
+        assert_eq!(cache.integers("trimmed.001"), [1]);
+        assert_eq!(cache.integers("state.002.2"), [8]); // its offset
+        assert_eq!(cache.array("keys_out.002").shape(), [1, 2, 8, 4]);
+    }
+
+    #[test]
+    fn a_cast_checkpoint_keeps_its_packed_weights() {
+        let Some(oracle) = Oracle::get() else { return };
+        let format = crate::Format::Affine { bits: 4, group: 32 };
+        let model = oracle.fixture(&FixtureSpec { format, ..FixtureSpec::new("llama") });
+        let weights = |dir: PathBuf| Reference::open(dir.join("model.safetensors"));
+        let (before, after) = (weights(model.clone()), weights(oracle.cast(&model, Float::Float32)));
+        let packed = "model.layers.0.mlp.up_proj.weight";
+        assert_eq!(before.array(packed).data(), after.array(packed).data());
+        assert_eq!(after.array("model.layers.0.mlp.up_proj.scales").dtype(), safetensors::Dtype::F32);
     }
 
     #[test]
