@@ -14,7 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-# What is run when a specification does not say otherwise. `penalty` contexts are mlx-lm's defaults.
+# What is run when a specification does not say otherwise; the sampling options are mlx-lm's, with its defaults.
 DEFAULTS = dict(tokens="rand:24:1", steps=8, prefill_chunk=2048, seed=None, temp=0.0, top_p=0.0, top_k=0, min_p=0.0,
                 min_tokens_to_keep=1, xtc_probability=0.0, xtc_threshold=0.1, xtc_special_tokens=[], logit_bias={},
                 repetition_penalty=None, repetition_context_size=20, presence_penalty=None, presence_context_size=20,
@@ -22,11 +22,12 @@ DEFAULTS = dict(tokens="rand:24:1", steps=8, prefill_chunk=2048, seed=None, temp
 
 
 def parse_tokens(text):
-    """Token ids from '1,2,3', '@FILE' or 'rand:COUNT[:SEED[:HIGH]]', a linear congruential generator."""
+    """Token ids from '1,2,3', '@FILE' or 'rand:COUNT[:SEED[:HIGH]]' (a linear congruential generator)."""
     if text.startswith("@"):
         text = Path(text[1:]).read_text()
     if text.startswith("rand:"):
-        count, x, high = [int(n) for n in text.split(":")[1:]] + [1, 256][len(text.split(":")) - 2:]
+        numbers = [int(n) for n in text.split(":")[1:]]
+        count, x, high = numbers + [1, 256][len(numbers) - 1:]
         out = []
         for _ in range(count):
             x = (x * 1103515245 + 12345) & 0x7FFFFFFF

@@ -13,11 +13,11 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Reads a file the oracle wrote.
+    /// Reads a safetensors file: one of the oracle's, or one of the engine's to compare with it.
     ///
     /// # Panics
     /// If it cannot be read.
-    pub(crate) fn open(path: PathBuf) -> Self {
+    pub fn open(path: PathBuf) -> Self {
         let bytes = fs::read(&path).unwrap_or_else(|e| panic!("cannot read {}: {e}", path.display()));
         Self { path, bytes }
     }
@@ -60,10 +60,52 @@ impl Reference {
         array.data().chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
+    /// What differs in `actual`: a missing or additional array, a type, a shape, or how many bytes and the first of
+    /// them. `None` if all arrays have the same bits; metadata is not compared.
+    pub fn difference(&self, actual: &Self) -> Option<String> {
+        let (names, other) = (self.names(), actual.names());
+        if names != other {
+            return Some(format!("the arrays are {other:?} instead of {names:?}"));
+        }
+        names.iter().find_map(|name| {
+            let (a, b) = (self.array(name), actual.array(name));
+            if (a.dtype(), a.shape()) != (b.dtype(), b.shape()) {
+                let of = |view: &TensorView<'_>| format!("{:?} {:?}", view.dtype(), view.shape());
+                return Some(format!("{name} is {} instead of {}", of(&b), of(&a)));
+            }
+            let mut unequal =
+                a.data().iter().zip(b.data()).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i);
+            let first = unequal.next()?;
+            let count = unequal.count() + 1;
+            Some(format!("{name} differs in {count} of {} bytes, first at byte {first}", a.data().len()))
+        })
+    }
+
     /// The metadata: `mlx`, `mlx_lm`, `device`, and `settings` (the specification as JSON).
     pub fn metadata(&self) -> HashMap<String, String> {
         let (_, metadata) = SafeTensors::read_metadata(&self.bytes)
             .unwrap_or_else(|e| panic!("{} is not a safetensors file: {e}", self.path.display()));
         metadata.metadata().clone().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(shape: &[usize], values: [u8; 4], name: &str) -> Reference {
+        let view = TensorView::new(safetensors::Dtype::U8, shape.to_vec(), &values).unwrap();
+        let bytes = safetensors::serialize([(name, view)], None).unwrap();
+        Reference { path: PathBuf::new(), bytes }
+    }
+
+    #[test]
+    fn a_difference_is_named() {
+        let expected = file(&[4], [1, 2, 3, 4], "a");
+        assert_eq!(expected.difference(&file(&[4], [1, 2, 3, 4], "a")), None);
+        let found = |actual| expected.difference(&actual).unwrap();
+        assert_eq!(found(file(&[4], [1, 0, 0, 4], "a")), "a differs in 2 of 4 bytes, first at byte 1");
+        assert_eq!(found(file(&[2, 2], [1, 2, 3, 4], "a")), "a is U8 [2, 2] instead of U8 [4]");
+        assert_eq!(found(file(&[4], [1, 2, 3, 4], "b")), r#"the arrays are ["b"] instead of ["a"]"#);
     }
 }
