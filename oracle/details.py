@@ -89,8 +89,10 @@ def cache_details(out, spec):
             shape, dtype = [1, spec["heads"], rows, spec["head_dim"]], getattr(mx, spec["dtype"])
             for name in ("keys", "values"):
                 arrays[f"{name}_in.{i:03d}"] = mx.random.normal(shape).astype(dtype)
-            arrays[f"keys_out.{i:03d}"], arrays[f"values_out.{i:03d}"] = cache.update_and_fetch(
-                arrays[f"keys_in.{i:03d}"], arrays[f"values_in.{i:03d}"])
+            # Copies: the cache may keep what it is given and return its buffer itself, and later assigns into both.
+            keys, values = cache.update_and_fetch(mx.array(arrays[f"keys_in.{i:03d}"]),
+                                                  mx.array(arrays[f"values_in.{i:03d}"]))
+            arrays[f"keys_out.{i:03d}"], arrays[f"values_out.{i:03d}"] = mx.array(keys), mx.array(values)
         state = {k.replace("cache.000", f"state.{i:03d}"): mx.contiguous(v) for k, v in cache_state([cache]).items()}
         mx.eval(state)  # before the next update writes into the buffers
         arrays |= state
