@@ -1,1 +1,25 @@
-//! Chat templates, tokenization and streaming detokenization.
+//! Text in and out of a language model: tokenization, chat templates, streaming detokenization and stop strings.
+//!
+//! - [`Tokenizer`] loads a checkpoint's `tokenizer.json` and its configuration, encodes prompts and renders chats.
+//! - [`ChatTemplate`] runs an untrusted Jinja template in Hugging Face's environment, under limits.
+//! - [`StreamingDetokenizer`] turns tokens into text while they arrive; what it returned is never taken back.
+//! - [`StopMatcher`] finds stop strings in streamed text, wherever the text was split.
+//! - [`EosTokenIds`] is the set of tokens that end a generation.
+//!
+//! The crate knows nothing of models or arrays. Files, templates, messages and token ids are untrusted input:
+//! what is wrong with them comes back as an [`Error`].
+
+mod detokenizer;
+mod eos;
+mod error;
+mod special_tokens;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use detokenizer::StreamingDetokenizer;
+pub use eos::EosTokenIds;
+pub use error::Error;
+pub use stop::{StopMatch, StopMatcher};
+pub use template::{ChatTemplate, Limit};
+pub use tokenizer::{ThinkingMarkers, Tokenizer};
