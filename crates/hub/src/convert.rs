@@ -240,4 +240,4 @@ fn required<'a, T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -13,7 +13,9 @@ use crate::{convert, gguf};
 #[non_exhaustive]
 pub enum Error {
     /// Neither the user's home directory nor the variables that replace it are known.
-    #[error("the home directory is unknown: set HOME, or set HF_HOME and RUSSET_HOME to directories of your choice")]
+    #[error(
+        "the home directory is unknown: set HOME, or set HF_HOME and RUSSET_HOME to directories of your choice"
+    )]
     NoHome,
 
     /// A reference names no model. (A caller may take such a word for something else, such as a prompt.)

@@ -109,7 +109,9 @@ pub enum Error {
         tensor: String,
     },
     /// A tensor type Russet does not read.
-    #[error("tensor {tensor:?} has ggml type {id}, which is not supported (F32, F16, Q4_0, Q4_1 and Q8_0 are)")]
+    #[error(
+        "tensor {tensor:?} has ggml type {id}, which is not supported (F32, F16, Q4_0, Q4_1 and Q8_0 are)"
+    )]
     TensorType {
         /// The tensor's name.
         tensor: String,
@@ -396,7 +398,8 @@ impl<'a> Gguf<'a> {
             }
         }
         // Padding may be missing where there are no tensors.
-        let data_start = (reader.offset as u64).checked_next_multiple_of(alignment).ok_or(Error::Alignment)?;
+        let data_start =
+            (reader.offset as u64).checked_next_multiple_of(alignment).ok_or(Error::Alignment)?;
         let data = usize::try_from(data_start).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
 
         let mut tensors = BTreeMap::new();

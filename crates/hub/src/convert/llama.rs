@@ -71,7 +71,9 @@ fn shortest(value: f32) -> Json {
 pub(crate) fn convert<'a>(gguf: &'a Gguf<'a>) -> Result<(Config, Vec<(String, Weight<'a>)>), Error> {
     supported(gguf, "general.architecture", "llama", Some("absent"))?;
     supported(gguf, "llama.rope.scaling.type", "none", None)?;
-    if let Some(experts) = optional(gguf, "llama.expert_count", "an integer", Value::as_u64)?.filter(|&n| n > 0) {
+    if let Some(experts) =
+        optional(gguf, "llama.expert_count", "an integer", Value::as_u64)?.filter(|&n| n > 0)
+    {
         let value = experts.to_string();
         return Err(Error::Unsupported { key: "llama.expert_count", value, supported: "0" });
     }
@@ -111,12 +113,18 @@ pub(crate) fn convert<'a>(gguf: &'a Gguf<'a>) -> Result<(Config, Vec<(String, We
         max_position_embeddings: required(gguf, "llama.context_length", POSITIVE, positive)?,
         rms_norm_eps: required(gguf, "llama.attention.layer_norm_rms_epsilon", "a positive f32", float)?,
         rope_theta: optional(gguf, "llama.rope.freq_base", "a positive f32", float)?.unwrap_or(10_000.0),
-        vocab_size: gguf.tensors().get("token_embd.weight").and_then(|t| t.shape.first()).copied().unwrap_or(0),
+        vocab_size: gguf
+            .tensors()
+            .get("token_embd.weight")
+            .and_then(|t| t.shape.first())
+            .copied()
+            .unwrap_or(0),
         tie_word_embeddings: !gguf.tensors().contains_key("output.weight"),
         quantization: None,
     };
 
-    let mut plan = Plan { remaining: gguf.tensors().iter().map(|(k, v)| (*k, v)).collect(), ..Plan::default() };
+    let mut plan =
+        Plan { remaining: gguf.tensors().iter().map(|(k, v)| (*k, v)).collect(), ..Plan::default() };
     plan.model(&config)?;
     if let Some(tensor) = plan.remaining.keys().next() {
         return Err(Error::UnexpectedTensor { tensor: (*tensor).to_owned() });
@@ -226,7 +234,9 @@ pub(super) fn supported(
 ) -> Result<(), Error> {
     let value = optional(gguf, key, "a string", Value::as_str)?;
     match value.or(absent) {
-        Some(value) if value != only => Err(Error::Unsupported { key, value: value.to_owned(), supported: only }),
+        Some(value) if value != only => {
+            Err(Error::Unsupported { key, value: value.to_owned(), supported: only })
+        }
         _ => Ok(()),
     }
 }

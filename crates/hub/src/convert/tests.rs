@@ -28,9 +28,15 @@ fn data(kind: u32, elements: usize, seed: u32) -> Vec<u8> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 16
     };
-    let mut half = |next: &mut dyn FnMut() -> u32| half::f16::from_f32((next() % 2001) as f32 / 1000.0 - 1.0).to_le_bytes();
+    let half = |next: &mut dyn FnMut() -> u32| {
+        half::f16::from_f32((next() % 2001) as f32 / 1000.0 - 1.0).to_le_bytes()
+    };
     let (header, codes) = match kind {
-        F32 => return (0..elements).flat_map(|_| (((next() % 513) as f32 - 256.0) / 128.0).to_le_bytes()).collect(),
+        F32 => {
+            return (0..elements)
+                .flat_map(|_| (((next() % 513) as f32 - 256.0) / 128.0).to_le_bytes())
+                .collect();
+        }
         F16 => (1, 0),
         Q4_0 => (1, 16),
         Q4_1 => (2, 16),
@@ -46,7 +52,7 @@ fn data(kind: u32, elements: usize, seed: u32) -> Vec<u8> {
 }
 
 /// A llama model of one layer whose matrices have the given types, in the order of `MATRICES`.
-fn llama(kinds: [u32; 8]) -> Builder {
+pub(crate) fn llama(kinds: [u32; 8]) -> Builder {
     let mut builder = Builder::default()
         .string("general.architecture", "llama")
         .u32("llama.block_count", 1)
@@ -62,7 +68,10 @@ fn llama(kinds: [u32; 8]) -> Builder {
         .string("tokenizer.ggml.pre", "smollm")
         .bool("tokenizer.ggml.add_bos_token", false)
         .bool("tokenizer.ggml.add_space_prefix", false)
-        .strings("tokenizer.ggml.tokens", &["<|im_start|>", "<|im_end|>", "<tool>", "a", "b", "Ġ", "ab", "Ġab"])
+        .strings(
+            "tokenizer.ggml.tokens",
+            &["<|im_start|>", "<|im_end|>", "<tool>", "a", "b", "Ġ", "ab", "Ġab"],
+        )
         .i32s("tokenizer.ggml.token_type", &[3, 3, 4, 1, 1, 1, 1, 1])
         .strings("tokenizer.ggml.merges", &["a b", "Ġ ab"])
         .u32("tokenizer.ggml.bos_token_id", 0)
@@ -253,7 +262,8 @@ fn a_model_without_quantized_tensors_has_no_quantization() {
 
 #[test]
 fn an_untied_head_is_kept() {
-    let builder = llama([Q4_0; 8]).tensor("output.weight", &[VOCAB, HIDDEN], F16, data(F16, VOCAB * HIDDEN, 7));
+    let builder =
+        llama([Q4_0; 8]).tensor("output.weight", &[VOCAB, HIDDEN], F16, data(F16, VOCAB * HIDDEN, 7));
     let directory = write(&builder);
     assert_eq!(json(&directory, "config.json")["tie_word_embeddings"], false);
     let bytes = fs::read(directory.path().join("model.safetensors")).unwrap();
@@ -270,16 +280,45 @@ fn the_tokenizer_is_rebuilt() {
     assert_eq!((&vocab["<|im_end|>"], &vocab["Ġab"]), (&1.into(), &7.into()));
     assert_eq!(tokenizer["model"]["merges"], serde_json::json!([["a", "b"], ["Ġ", "ab"]]));
     let added: Vec<_> = tokenizer["added_tokens"].as_array().unwrap().iter().collect();
-    let summary: Vec<_> = added.iter().map(|t| (t["id"].as_u64().unwrap(), t["special"].as_bool().unwrap())).collect();
+    let summary: Vec<_> =
+        added.iter().map(|t| (t["id"].as_u64().unwrap(), t["special"].as_bool().unwrap())).collect();
     assert_eq!(summary, [(0, true), (1, true), (2, false)]);
     let pretokenizers = tokenizer["pre_tokenizer"]["pretokenizers"].as_array().unwrap();
-    assert_eq!((&pretokenizers[0]["type"], &pretokenizers[1]["type"]), (&"Digits".into(), &"ByteLevel".into()));
+    assert_eq!(
+        (&pretokenizers[0]["type"], &pretokenizers[1]["type"]),
+        (&"Digits".into(), &"ByteLevel".into())
+    );
 
     let config = json(&directory, "tokenizer_config.json");
     assert_eq!(config["eos_token"], "<|im_end|>");
     assert_eq!(config["bos_token"], "<|im_start|>");
     assert_eq!(config["chat_template"], "{{ messages }}");
     assert_eq!(config["model_max_length"], 128);
+}
+
+#[test]
+fn the_rebuilt_tokenizer_splits_digits_and_restores_text() {
+    let bytes: Vec<char> =
+        tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
+    let mut tokens: Vec<String> = ["<|im_start|>", "<|im_end|>", "ab", "Ġab", "12"].map(str::to_owned).into();
+    tokens.extend(bytes.iter().map(char::to_string));
+    let (tokens, rows): (Vec<&str>, _) = (tokens.iter().map(String::as_str).collect(), tokens.len());
+    let types: Vec<i32> = (0..rows).map(|id| if id < 2 { 3 } else { 1 }).collect();
+    let builder = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"]
+        .into_iter()
+        .fold(llama([F16; 8]), |builder, key| builder.without(key))
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &types)
+        .strings("tokenizer.ggml.merges", &["a b", "Ġ ab", "1 2"])
+        .without_tensor("token_embd.weight")
+        .tensor("token_embd.weight", &[rows, HIDDEN], F16, data(F16, rows * HIDDEN, 0));
+    let directory = write(&builder);
+    let tokenizer = tokenizers::Tokenizer::from_file(directory.path().join("tokenizer.json")).unwrap();
+    let text = "ab 12 ab<|im_end|>\n½ é日本🎉 ab's";
+    let encoding = tokenizer.encode(text, true).unwrap();
+    assert_eq!(encoding.get_tokens()[..6], ["ab", "Ġ", "1", "2", "Ġab", "<|im_end|>"]);
+    assert_eq!(tokenizer.decode(encoding.get_ids(), false).unwrap(), text);
+    assert!(!tokenizer.decode(encoding.get_ids(), true).unwrap().contains("im_end"));
 }
 
 #[test]
@@ -373,7 +412,8 @@ fn scales_without_an_exact_affine_form_are_refused() {
         let name = "token_embd.weight";
         let mut bytes = data(kind, VOCAB * HIDDEN, 1);
         let block = bytes.len() / (VOCAB * HIDDEN / 32);
-        let header: Vec<u8> = header.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
+        let header: Vec<u8> =
+            header.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
         bytes[5 * block..5 * block + header.len()].copy_from_slice(&header);
         llama([F16; 8]).without_tensor(name).tensor(name, &[VOCAB, HIDDEN], kind, bytes)
     };

@@ -47,9 +47,13 @@ pub(crate) fn convert(gguf: &Gguf<'_>, vocab_size: usize) -> Result<Tokenizer, E
     let pairs = merges.iter().map(|merge| {
         merge
             .split_once(' ')
-            .filter(|(left, right)| [*left, *right, &format!("{left}{right}")].iter().all(|t| ids.contains_key(t)))
+            .filter(|(left, right)| {
+                [*left, *right, &format!("{left}{right}")].iter().all(|t| ids.contains_key(t))
+            })
             .map(|(left, right)| json!([left, right]))
-            .ok_or_else(|| Error::Tokenizer { reason: format!("merge {merge:?} does not join two tokens into one") })
+            .ok_or_else(|| Error::Tokenizer {
+                reason: format!("merge {merge:?} does not join two tokens into one"),
+            })
     });
     let merges = pairs.collect::<Result<Vec<_>, _>>()?;
 

@@ -115,7 +115,9 @@ impl<'a> Weight<'a> {
             (TensorType::F32, None) if fits_f16(source.data) => {
                 vec![weight("weight", Part::Narrowed, Dtype::F16, source.shape.clone())]
             }
-            (TensorType::F32, None) => vec![weight("weight", Part::Elements, Dtype::F32, source.shape.clone())],
+            (TensorType::F32, None) => {
+                vec![weight("weight", Part::Elements, Dtype::F32, source.shape.clone())]
+            }
             (_, None) => vec![weight("weight", Part::Elements, Dtype::F16, source.shape.clone())],
         })
     }
