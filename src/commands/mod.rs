@@ -108,7 +108,7 @@ fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
 fn text_sampling(args: &SamplingArgs, language_model: &LanguageModel) -> Result<Sampling> {
     let mut sampling = sampling(args, &language_model.model);
     sampling.xtc_special_tokens = language_model.tokenizer.encode("\n", true)?;
-    sampling.xtc_special_tokens.extend(language_model.eos.iter());
+    sampling.xtc_special_tokens.extend(language_model.eos.all.iter().copied());
     Ok(sampling)
 }
 

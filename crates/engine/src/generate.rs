@@ -190,7 +190,7 @@ pub fn generate(
             let token = step?.token;
             first_token.get_or_insert_with(Instant::now);
             generation.tokens.push(token);
-            if eos.contains(token) {
+            if eos.all.contains(&token) {
                 generation.finish_reason = FinishReason::Stop;
                 break;
             }
