@@ -50,7 +50,11 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
         "decode_tps": spread(runs.iter().map(|r| r.decode_tps)),
         "ttft_ms": spread(runs.iter().map(|r| r.ttft_ms)),
     });
-    if args.json { print_json(&report)? } else { print_text(&report) }
+    if args.json {
+        print_json(&report)?
+    } else {
+        print_text(&report)
+    }
     Ok(ExitCode::SUCCESS)
 }
 

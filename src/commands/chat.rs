@@ -91,6 +91,7 @@ fn answer(
         seed: seed(&args.sampling),
         max_tokens: args.prompting.max_tokens,
         stop: args.prompting.stop.clone(),
+        continues_prompt: false,
         prefill_chunk: args.loading.prefill_chunk,
     };
     interrupt::take();

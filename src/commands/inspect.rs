@@ -12,7 +12,11 @@ pub(crate) fn inspect(args: InspectArgs) -> Result<ExitCode> {
     let located = Located::find(args.model.as_deref(), &args.loading.store)?;
     let model = located.load_model(&args.loading)?;
     let report = report(&located, &model, args.context)?;
-    if args.json { print_json(&report)? } else { print_text(&report) }
+    if args.json {
+        print_json(&report)?
+    } else {
+        print_text(&report)
+    }
     Ok(ExitCode::SUCCESS)
 }
 

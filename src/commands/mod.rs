@@ -78,8 +78,7 @@ fn install_bar() -> ProgressBar {
 
 /// The model's recommended sampling, overridden by what the user gave.
 fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
-    let recommended =
-        Sampling::recommended(model.checkpoint().generation_config(), model.shape().vocabulary);
+    let recommended = Sampling::recommended(model.checkpoint().generation_config(), model.shape().vocabulary);
     Sampling {
         temperature: args.temp.unwrap_or(recommended.temperature),
         top_p: args.top_p.unwrap_or(recommended.top_p),
@@ -93,13 +92,9 @@ fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
         repetition_penalty: args.repetition_penalty.or(recommended.repetition_penalty),
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
-        repetition_context_size: args
-            .repetition_context_size
-            .unwrap_or(recommended.repetition_context_size),
+        repetition_context_size: args.repetition_context_size.unwrap_or(recommended.repetition_context_size),
         presence_context_size: args.presence_context_size.unwrap_or(recommended.presence_context_size),
-        frequency_context_size: args
-            .frequency_context_size
-            .unwrap_or(recommended.frequency_context_size),
+        frequency_context_size: args.frequency_context_size.unwrap_or(recommended.frequency_context_size),
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         seed: seed(&args.sampling),
         max_tokens: args.prompting.max_tokens,
         stop: args.prompting.stop.clone(),
+        continues_prompt: args.raw,
         prefill_chunk: args.loading.prefill_chunk,
     };
 

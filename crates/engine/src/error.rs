@@ -22,7 +22,9 @@ pub enum Error {
     #[error("{0}")]
     Prompt(String),
     /// The model computed NaN.
-    #[error("the model's logits are not finite after {tokens} tokens: its weights are damaged or overflow {dtype}")]
+    #[error(
+        "the model's logits are not finite after {tokens} tokens: its weights are damaged or overflow {dtype}"
+    )]
     NotFinite {
         /// Tokens in the cache.
         tokens: usize,

@@ -59,6 +59,9 @@ pub struct Request {
     pub max_tokens: usize,
     /// Text that ends the answer; it is not part of it.
     pub stop: Vec<String>,
+    /// The text continues the prompt as it stands: a first space is part of it. Otherwise it is an
+    /// answer, and mlx-lm's rules decide.
+    pub continues_prompt: bool,
     /// Prompt tokens per prefill call.
     pub prefill_chunk: usize,
 }
@@ -72,6 +75,7 @@ impl Request {
             seed: 0,
             max_tokens,
             stop: Vec::new(),
+            continues_prompt: false,
             prefill_chunk: DEFAULT_PREFILL_CHUNK,
         }
     }
@@ -184,6 +188,9 @@ pub fn generate(
     let mut first_token = None;
     if let Some(steps) = steps {
         let mut detokenizer = tokenizer.detokenizer();
+        if request.continues_prompt {
+            detokenizer = detokenizer.continuing();
+        }
         let mut stop = StopMatcher::new(request.stop.iter().cloned());
         generation.finish_reason = FinishReason::Length;
         for step in steps.limit(max_tokens) {

@@ -35,7 +35,7 @@ pub struct Sampling {
     pub presence_penalty: Option<f64>,
     /// Subtracted from logits of recent tokens per occurrence; off at `None` or 0.
     pub frequency_penalty: Option<f64>,
-    /// How many recent tokens, prompt included, `repetition_penalty` looks at.
+    /// How many recent tokens, prompt included, `repetition_penalty` looks at; 0 means all.
     pub repetition_context_size: i32,
     /// How many recent tokens `presence_penalty` looks at.
     pub presence_context_size: i32,
@@ -132,8 +132,8 @@ impl Sampling {
             ("presence-context-size", self.presence_context_size),
             ("frequency-context-size", self.frequency_context_size),
         ] {
-            if size < 1 {
-                return fail(option, format!("{size} is not a number of at least 1"));
+            if size < 0 {
+                return fail(option, format!("{size} is not a number of at least 0"));
             }
         }
         let outside = |token: u32| i64::from(token) >= i64::from(vocabulary);
@@ -164,6 +164,7 @@ impl Sampling {
             let ids = Array::from_slice(&ids, [count])?;
             logits = logits.scatter_add(&[ids], &columns(&Array::from_slice(&biases, [1, count])?)?, [1])?;
         }
+        // 0 means all, as a slice from -0 does in Python.
         let recent = |size: i32| tokens.slice_axis(0, -size.min(tokens.dim(0)?), i32::MAX);
         let on = |p: Option<f64>| p.filter(|&p| p != 0.0);
         if let Some(penalty) = on(self.repetition_penalty) {

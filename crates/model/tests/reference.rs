@@ -44,9 +44,8 @@ fn ropes_equal_the_reference_bit_for_bit() {
             _ => None,
         };
         let max_position = spec.max_position_embeddings.map(|n| n as i32);
-        let rope =
-            Rope::new(spec.dims as i32, spec.base, spec.traditional, scaling.as_ref(), max_position)
-                .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let rope = Rope::new(spec.dims as i32, spec.base, spec.traditional, scaling.as_ref(), max_position)
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
         let input = array(&reference.array("input"));
         for offset in &spec.offsets {
             let output = rope.forward(&input, *offset as i32).unwrap();

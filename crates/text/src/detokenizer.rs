@@ -164,8 +164,10 @@ fn byte_of(character: char) -> Option<u8> {
 #[derive(Debug, Clone)]
 pub struct StreamingDetokenizer {
     tokenizer: Tokenizer,
-    /// No text has been returned yet.
+    /// No text has been returned yet, and the first space of the text is to be dropped.
     at_start: bool,
+    /// The text continues a prompt: its first space is never dropped.
+    continues: bool,
     /// SentencePiece and BPE: what is held back.
     held: Utf8Assembler,
     /// Naive: the tokens of the current line, and what has been returned of its text.
@@ -178,10 +180,19 @@ impl StreamingDetokenizer {
         Self {
             tokenizer,
             at_start: true,
+            continues: false,
             held: Utf8Assembler::default(),
             line: Vec::new(),
             shown: String::new(),
         }
+    }
+
+    /// For text that continues a prompt as it stands, in which a first space separates two words: it is kept, where
+    /// mlx-lm drops it.
+    pub fn continuing(mut self) -> Self {
+        self.continues = true;
+        self.at_start = false;
+        self
     }
 
     /// Adds a token and returns the text that became final with it, often empty.
@@ -244,7 +255,7 @@ impl StreamingDetokenizer {
                 extension(&self.shown, &self.tokenizer.decode_backend(&self.line).unwrap_or_default())
             }
         };
-        self.at_start = true;
+        self.at_start = !self.continues;
         self.line.clear();
         self.shown.clear();
         piece
