@@ -12,7 +12,7 @@ use std::time::Instant;
 use russet_kernels::cpu::*;
 
 /// Bytes of weights that are cycled through: more than caches hold.
-const WORKING_SET: usize = 256 << 20;
+const WORKING_SET: usize = 128 << 20;
 
 fn main() {
     let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
@@ -235,7 +235,7 @@ impl Stored {
 fn qmv(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: usize) {
     let stored = Stored::new(format, n, k);
     let bytes = stored.view().bytes();
-    let copies = (WORKING_SET / bytes).clamp(1, 600);
+    let copies = (WORKING_SET / bytes).clamp(1, 300);
     let rows: Vec<Stored> = (0..copies).map(|_| Stored::new(format, n, k)).collect();
     let interleaved: Vec<Interleaved> =
         (0..copies).map(|_| Interleaved::new(&cpus[0], &[stored.view()]).unwrap()).collect();
@@ -252,10 +252,10 @@ fn qmv(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
                 }
                 matmul(cpu, &mut [Product::new(weights, &input, &mut y).unwrap()]).unwrap();
             };
-            let per_call = (4 << 20) / bytes + 1;
+            let per_call = (2 << 20) / bytes + 1;
             let mut next = 0;
             let mut time = |weights: &dyn Fn(usize) -> Weights<'static>| {
-                median(60, || {
+                median(25, || {
                     for _ in 0..per_call {
                         next = (next + 1) % copies;
                         run(weights(next), true);
@@ -288,7 +288,7 @@ fn qmm(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
         let mut line = format!("{n:5}x{k:<5} {format:?} M={m} {}T:", cpu.pool().threads());
         for precision in [Precision::Int16, Precision::Int8, Precision::F32] {
             let mut input = PreparedInput::default();
-            let times = ((2e9 / flops) as usize).clamp(5, 40);
+            let times = ((2e9 / flops) as usize).clamp(5, 20);
             let mut time = |weights: Weights<'_>| {
                 median(times, || {
                     input.prepare(cpu, &x, m, precision, weights).unwrap();

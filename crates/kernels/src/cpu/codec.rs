@@ -1,14 +1,14 @@
-//! How codes are read from a block, per code width.
+//! How codes are read, per code width.
 
 #![allow(unsafe_code)]
 
-use super::quant::{FP4_CENTER, FP4_CODES, PANEL};
+use super::quant::{E4M3_RESCALE, FP4_CENTER, FP4_CODES, PANEL};
 use super::simd::Simd;
 
 /// Bytes from one word of a plane to the next.
 const WORD: usize = 4 * PANEL;
 
-/// A code width with integer codes, for the integer kernels. Functions are inlined into kernels.
+/// A kind of codes. Functions are inlined into kernels.
 pub(crate) trait Codec: Copy + 'static {
     const BITS: u32;
     /// Columns of a block.
@@ -33,6 +33,12 @@ pub(crate) trait Codec: Copy + 'static {
     /// # Safety
     /// Inside a kernel of `S`; `4 * LANES * BITS / 8` bytes are readable.
     unsafe fn row<S: Simd>(p: *const u8) -> S::I32;
+
+    /// The numbers that codes stand for, before [`CENTER`](Self::CENTER) is subtracted; one code in each lane.
+    #[inline(always)]
+    fn value<S: Simd>(code: S::I32) -> S::F32 {
+        S::to_f32(code)
+    }
 
     /// `CENTER * sum`.
     fn center<S: Simd>(sum: S::I32) -> S::I32;
@@ -116,5 +122,41 @@ impl<const BLOCK: usize> Codec for Fp4<BLOCK> {
     #[inline(always)]
     fn center<S: Simd>(sum: S::I32) -> S::I32 {
         S::add_i(S::shl(sum, 3), S::shl(sum, 2))
+    }
+}
+
+/// e4m3 codes, which are no integers: for f32 activations only.
+#[derive(Clone, Copy)]
+pub(crate) struct E4m3;
+
+impl Codec for E4m3 {
+    const BITS: u32 = 8;
+    const BLOCK: usize = 32;
+    const WIDE: bool = true;
+    const AFFINE: bool = false;
+    const CENTER: i32 = 0;
+
+    #[inline(always)]
+    unsafe fn columns<S: Simd>(p: *const u8, t: usize) -> S::I32 {
+        // SAFETY: by contract.
+        unsafe { S::load_i(p.add(t * WORD)) }
+    }
+
+    #[inline(always)]
+    unsafe fn row<S: Simd>(p: *const u8) -> S::I32 {
+        // SAFETY: by contract.
+        unsafe { S::load_i(p) }
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(code: S::I32) -> S::F32 {
+        let magnitude = S::shl(S::and(code, S::splat_i(127)), 20);
+        let sign = S::shl(S::and(code, S::splat_i(128)), 24);
+        S::mul(S::bits_to_f32(S::or(magnitude, sign)), S::splat(E4M3_RESCALE))
+    }
+
+    #[inline(always)]
+    fn center<S: Simd>(_sum: S::I32) -> S::I32 {
+        S::splat_i(0)
     }
 }

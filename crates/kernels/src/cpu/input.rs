@@ -6,6 +6,7 @@ use super::Cpu;
 use super::buffer::{Buffer, SharedMut};
 use super::error::{KernelError, check_len, parameter, product};
 use super::matmul::Weights;
+use super::qmv::InputRow;
 use super::simd::{Isa, Kernel, Simd};
 
 /// How activations enter a product with quantized weights. Accumulation is exact within a block and f32 across
@@ -131,6 +132,18 @@ impl PreparedInput {
         let rows = self.tile_rows.min(self.rows - first_row);
         let data = self.data.as_ptr().wrapping_add(first_row * self.row_bytes());
         InputTile { data, first_row, rows, padded_rows: rows.next_power_of_two() }
+    }
+
+    /// Planes of the integer layout; 0 for the others.
+    pub(crate) fn planes(&self) -> usize {
+        if let Layout::Integer { planes, .. } = self.layout { planes } else { 0 }
+    }
+
+    /// A row of a layout in tiles. `row < self.rows`.
+    pub(crate) fn row(&self, row: usize) -> InputRow {
+        let tile = self.tile(row / self.tile_rows);
+        let (row, rows) = (row % self.tile_rows, tile.padded_rows);
+        InputRow { tile: tile.data, rows, row, planes: self.planes() }
     }
 
     /// The rows of the plain layout.

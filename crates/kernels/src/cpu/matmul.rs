@@ -15,6 +15,10 @@ use super::qmm::Output;
 use super::quant::{Interleaved, InterleavedRows, PANEL, QuantFormat, QuantizedMatrix};
 use super::{mm, mv, qmm, qmv};
 
+/// Quantized weights are used row by row as stored for at most this many rows of input; beyond, interleaving a
+/// panel at a time pays.
+const STORED_ROWS: usize = 4;
+
 /// A matrix to multiply with, `[outputs, inputs]`.
 #[derive(Debug, Clone, Copy)]
 pub enum Weights<'a> {
@@ -121,9 +125,18 @@ impl<'a> Product<'a> {
         self.weights.rows().div_ceil(PANEL)
     }
 
+    /// Whether weights are used row by row as they lie, with all rows of the input.
+    fn by_rows(&self) -> bool {
+        match self.weights {
+            Weights::Dense(_) => self.input.layout == Layout::Plain,
+            Weights::Quantized(_) => self.input.rows <= STORED_ROWS,
+            Weights::Interleaved(_) => false,
+        }
+    }
+
     /// Into how many parts the input's tiles are spread, of at most `most`.
     fn parts(&self, most: usize) -> usize {
-        if self.input.layout == Layout::Plain { 1 } else { self.input.tiles().min(most) }
+        if self.by_rows() { 1 } else { self.input.tiles().min(most) }
     }
 
     /// Computes units of work: unit `u` is part `u % parts` of the input by panel `u / parts`.
@@ -139,18 +152,22 @@ impl<'a> Product<'a> {
         let [panel_scratch, scratch] = scratch;
         // SAFETY: `new` checked that shapes and layouts agree; the outputs of a unit are its own.
         unsafe {
-            match (self.weights, self.input.layout) {
-                (Weights::Dense(matrix), Layout::Plain) => {
-                    let columns = outputs(units);
-                    let (x, out) = (self.input.plain(), output(0, &columns));
-                    return mv::multiply_rows(isa, &matrix, x, self.input.rows, columns, out);
+            if self.by_rows() {
+                let columns = outputs(units);
+                match self.weights {
+                    Weights::Dense(matrix) => {
+                        let (x, out) = (self.input.plain(), output(0, &columns));
+                        mv::multiply_rows(isa, &matrix, x, self.input.rows, columns, out);
+                    }
+                    Weights::Quantized(matrix) => {
+                        for row in 0..self.input.rows {
+                            let y = output(row, &columns).y;
+                            qmv::multiply_rows(isa, &matrix, self.input.row(row), columns.clone(), y, scratch);
+                        }
+                    }
+                    Weights::Interleaved(_) => {}
                 }
-                (Weights::Quantized(matrix), Layout::Integer { planes, .. }) if self.input.rows == 1 => {
-                    let columns = outputs(units);
-                    let (x, y) = (self.input.tile(0).data, output(0, &columns).y);
-                    return qmv::multiply_rows(isa, &matrix, x, planes, columns, y, scratch);
-                }
-                _ => {}
+                return;
             }
             for unit in units {
                 let (panel, part) = (unit / parts, unit % parts);
@@ -165,10 +182,11 @@ impl<'a> Product<'a> {
                     }
                     Weights::Interleaved(m) => mm::Source::Panel(m.format(), m.panel(panel)),
                 };
-                match (source, self.input.layout) {
-                    (mm::Source::Panel(format, panel), Layout::Integer { planes, .. }) => {
+                match source {
+                    mm::Source::Panel(format, panel) if self.input.planes() > 0 || self.input.rows == 1 => {
+                        let (panel, planes) = (panel.as_ptr(), self.input.planes());
                         let groups = self.input.cols / format.group();
-                        isa.run(qmm::Tiles { format, panel: panel.as_ptr(), groups, tiles, planes, out });
+                        isa.run(qmm::Tiles { format, panel, groups, tiles, planes, out });
                     }
                     _ => mm::multiply_panel(isa, source, self.input.cols, tiles, out, scratch),
                 }

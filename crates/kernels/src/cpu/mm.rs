@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use super::buffer::Buffer;
-use super::codec::{Affine, Codec, Fp4};
+use super::codec::{Affine, Codec, E4m3, Fp4};
 use super::float::DenseMatrix;
 use super::input::InputTile;
 use super::qmm::Output;
-use super::quant::{E4M3_RESCALE, PANEL, QuantFormat};
+use super::quant::{PANEL, QuantFormat};
 use super::simd::{Isa, Kernel, Simd};
 
 /// Columns of a panel that are turned into f32 at a time: a panel of them stays in the inner caches.
@@ -107,8 +107,7 @@ impl Kernel for Fill<'_> {
                         QuantFormat::Affine { .. } => fill::<S, Affine<8>>(format, panel, columns, out),
                         QuantFormat::Nvfp4 => fill::<S, Fp4<16>>(format, panel, columns, out),
                         QuantFormat::Mxfp4 => fill::<S, Fp4<32>>(format, panel, columns, out),
-                        // The codes are bytes in the same places as affine ones.
-                        QuantFormat::Mxfp8 => fill::<S, Affine<8>>(format, panel, columns, out),
+                        QuantFormat::Mxfp8 => fill::<S, E4m3>(format, panel, columns, out),
                     }
                 }
             }
@@ -122,7 +121,6 @@ impl Kernel for Fill<'_> {
 unsafe fn fill<S: Simd, C: Codec>(format: QuantFormat, panel: *const u8, columns: Range<usize>, out: *mut f32) {
     let scale_type = format.interleaved_scale();
     let blocks = format.group() / C::BLOCK;
-    let affine = matches!(format, QuantFormat::Affine { .. });
     // SAFETY: offsets are those of the panel's groups and of the output's columns.
     unsafe {
         for first in (0..PANEL).step_by(S::LANES) {
@@ -130,7 +128,7 @@ unsafe fn fill<S: Simd, C: Codec>(format: QuantFormat, panel: *const u8, columns
                 let codes = panel.add(group * format.group_bytes());
                 let scales = codes.add(blocks * format.block_bytes());
                 let scale = S::load_as(scale_type, scales.add(first * scale_type.bytes()));
-                let bias = if affine {
+                let bias = if C::AFFINE {
                     S::load_as(scale_type, scales.add((PANEL + first) * scale_type.bytes()))
                 } else {
                     S::mul(scale, S::splat(-C::CENTER as f32))
@@ -142,11 +140,7 @@ unsafe fn fill<S: Simd, C: Codec>(format: QuantFormat, panel: *const u8, columns
                         let mut four = C::columns::<S>(codes, t);
                         for b in 0..4 {
                             let byte = S::and(four, S::splat_i(255));
-                            let value = if format == QuantFormat::Mxfp8 {
-                                S::mul(e4m3::<S>(byte), scale)
-                            } else {
-                                S::fma(S::to_f32(byte), scale, bias)
-                            };
+                            let value = S::fma(C::value::<S>(byte), scale, bias);
                             S::store(out.add((column + 4 * t + b) * PANEL + first), value);
                             four = S::shr(four, 8);
                         }
@@ -155,14 +149,6 @@ unsafe fn fill<S: Simd, C: Codec>(format: QuantFormat, panel: *const u8, columns
             }
         }
     }
-}
-
-/// Values of e4m3 codes, one in each lane.
-#[inline(always)]
-fn e4m3<S: Simd>(code: S::I32) -> S::F32 {
-    let magnitude = S::shl(S::and(code, S::splat_i(127)), 20);
-    let sign = S::shl(S::and(code, S::splat_i(128)), 24);
-    S::mul(S::bits_to_f32(S::or(magnitude, sign)), S::splat(E4M3_RESCALE))
 }
 
 /// # Safety
@@ -216,7 +202,10 @@ impl<const ROWS: usize> Kernel for Tile<ROWS> {
             match PANEL / S::LANES {
                 1 => strip::<S, ROWS, 1>(&self.0, 0),
                 2 => strip::<S, ROWS, 2>(&self.0, 0),
-                _ => (0..2).for_each(|half| strip::<S, ROWS, 2>(&self.0, 2 * half)),
+                _ => {
+                    strip::<S, ROWS, 2>(&self.0, 0);
+                    strip::<S, ROWS, 2>(&self.0, 2);
+                }
             }
         }
     }

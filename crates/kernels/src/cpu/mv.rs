@@ -90,7 +90,10 @@ unsafe fn dots<S: Simd, const ROWS: usize, const CHAINS: usize>(
             column += step;
         }
         for (r, sums) in sums.iter().enumerate() {
-            let mut sum = sums.iter().fold(S::zero(), |a, &b| S::add(a, b));
+            let mut sum = sums[0];
+            for &chain in &sums[1..] {
+                sum = S::add(sum, chain);
+            }
             let mut at = column;
             while at + S::LANES <= cols {
                 let w = S::load_as(matrix.float, weights.as_ptr().add(at * bytes));

@@ -1,5 +1,5 @@
-//! Quantized matrix–matrix products with integer activations: tiles of up to eight rows of activations by one
-//! panel of weights. One row makes it the matrix–vector product of interleaved weights.
+//! Quantized products over panels of interleaved weights: tiles of up to eight rows of activations by one panel.
+//! One row makes it the matrix–vector product. Activations are integers; for one row they may be f32.
 //!
 //! With q the activations' integers, t their scale, c the codes' center, a group's part of an output is
 //! `s t Σ (code − c) q + (b + c s) Σ x`: the sum over integers is exact, the bias enters once a block.
@@ -8,7 +8,7 @@
 
 use std::marker::PhantomData;
 
-use super::codec::{Affine, Codec, Fp4};
+use super::codec::{Affine, Codec, E4m3, Fp4};
 use super::input::InputTile;
 use super::quant::{PANEL, QuantFormat};
 use super::simd::{Kernel, Simd};
@@ -25,7 +25,7 @@ pub(crate) struct Output {
 /// Multiplies tiles of input with one panel.
 ///
 /// Whoever makes one vouches that the panel has `groups` groups in `format`; the tiles that many columns, in
-/// integer layout of `planes` planes for the format; the output the tiles' rows, from the input's first on.
+/// integer layout of `planes` planes for the format, or be one of one row of f32 and `planes` 0; the output the tiles' rows, from the input's first on.
 pub(crate) struct Tiles<T> {
     pub(crate) format: QuantFormat,
     pub(crate) panel: *const u8,
@@ -54,9 +54,10 @@ impl<T: Iterator<Item = InputTile>> Kernel for Tiles<T> {
                     QuantFormat::Affine { bits: 5, .. } => job.by_shape::<S, Affine<5>>(planes),
                     QuantFormat::Affine { bits: 6, .. } => job.by_shape::<S, Affine<6>>(planes),
                     QuantFormat::Affine { .. } => job.by_shape::<S, Affine<8>>(planes),
+                    QuantFormat::Mxfp4 => job.by_shape::<S, Fp4<32>>(planes),
                     QuantFormat::Nvfp4 => job.by_shape::<S, Fp4<16>>(planes),
-                    // mxfp8 has no integer codes, hence no integer layout.
-                    QuantFormat::Mxfp4 | QuantFormat::Mxfp8 => job.by_shape::<S, Fp4<32>>(planes),
+                    // It has no integer codes, hence no integer layout.
+                    QuantFormat::Mxfp8 => S::vectorize(Tile::<E4m3, 1, 0>(job, PhantomData)),
                 }
             }
         }
@@ -80,6 +81,7 @@ impl TileJob {
         // SAFETY: the machine has `S`, whose kernel is running.
         unsafe {
             match (self.tile.padded_rows, planes) {
+                (_, 0) => S::vectorize(Tile::<C, 1, 0>(self, PhantomData)),
                 (1, 1) => S::vectorize(Tile::<C, 1, 1>(self, PhantomData)),
                 (1, _) => S::vectorize(Tile::<C, 1, 2>(self, PhantomData)),
                 (2, 1) => S::vectorize(Tile::<C, 2, 1>(self, PhantomData)),
@@ -105,7 +107,11 @@ impl<C: Codec, const ROWS: usize, const PLANES: usize> Kernel for Tile<C, ROWS, 
             match (PANEL / S::LANES, ROWS) {
                 (2, ..=2) => strip::<S, C, ROWS, PLANES, 2>(self.0, 0),
                 (4, ..=2) => strip::<S, C, ROWS, PLANES, 4>(self.0, 0),
-                (vectors, _) => (0..vectors).for_each(|v| strip::<S, C, ROWS, PLANES, 1>(self.0, v)),
+                (vectors, _) => {
+                    for v in 0..vectors {
+                        strip::<S, C, ROWS, PLANES, 1>(self.0, v);
+                    }
+                }
             }
         }
     }
@@ -133,6 +139,7 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
 ) {
     let TileJob { format, panel, groups, tile, out } = job;
     let steps = C::BLOCK / 4;
+    let row_bytes = if PLANES == 0 { 4 * C::BLOCK } else { PLANES * C::BLOCK + 12 };
     let blocks = format.group() / C::BLOCK;
     let (block_bytes, group_bytes) = (format.block_bytes(), format.group_bytes());
     let scale_type = format.interleaved_scale();
@@ -157,11 +164,16 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
             }
             for block in 0..blocks {
                 let codes = codes.add(block * block_bytes + first * S::LANES * 4);
+                if PLANES == 0 {
+                    sums[0] = block_f32::<S, C, V>(codes, x.cast(), scale, bias, sums[0]);
+                    x = x.add(row_bytes);
+                    continue;
+                }
                 let tail = x.add(PLANES * C::BLOCK * ROWS);
-                let mut dots = [[[S::splat_i(0); V]; ROWS]; PLANES];
+                let mut dots = [[[S::splat_i(0); V]; ROWS]; 2];
                 for r in 0..ROWS {
                     let sum = S::splat_load(tail.add((ROWS + r) * 4));
-                    dots[PLANES - 1][r] = [S::sub_i(S::splat_i(0), C::center::<S>(sum)); V];
+                    dots[PLANES.saturating_sub(1)][r] = [S::sub_i(S::splat_i(0), C::center::<S>(sum)); V];
                 }
                 unroll8!(t, {
                     if t < steps {
@@ -169,7 +181,7 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
                         for v in 0..V {
                             code[v] = C::columns::<S>(codes.add(v * S::LANES * 4), t);
                         }
-                        for (plane, dots) in dots.iter_mut().enumerate() {
+                        for (plane, dots) in dots.iter_mut().enumerate().take(PLANES) {
                             for r in 0..ROWS {
                                 let q = S::splat_load(x.add(((plane * steps + t) * ROWS + r) * 4));
                                 for v in 0..V {
@@ -194,7 +206,7 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
                         }
                     }
                 }
-                x = tail.add(12 * ROWS);
+                x = x.add(row_bytes * ROWS);
             }
         }
         for (r, sums) in sums.iter().enumerate().take(tile.rows) {
@@ -209,4 +221,45 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
             }
         }
     }
+}
+
+/// A block's part of the outputs for one row of f32.
+///
+/// # Safety
+/// In a kernel of `S`; the block and its columns of `x` are readable.
+#[inline(always)]
+unsafe fn block_f32<S: Simd, C: Codec, const V: usize>(
+    codes: *const u8,
+    x: *const f32,
+    scale: [S::F32; V],
+    bias: [S::F32; V],
+    mut sums: [S::F32; V],
+) -> [S::F32; V] {
+    let mut dots = [S::zero(); V];
+    let mut total = S::zero();
+    // SAFETY: by contract.
+    unsafe {
+        for t in 0..C::BLOCK / 4 {
+            let mut four = [S::splat_i(0); V];
+            for v in 0..V {
+                four[v] = C::columns::<S>(codes.add(v * S::LANES * 4), t);
+            }
+            for b in 0..4 {
+                let x = S::splat(x.add(4 * t + b).read());
+                total = S::add(total, x);
+                for v in 0..V {
+                    let value = C::value::<S>(S::and(four[v], S::splat_i(255)));
+                    dots[v] = S::fma(value, x, dots[v]);
+                    four[v] = S::shr(four[v], 8);
+                }
+            }
+        }
+    }
+    for v in 0..V {
+        // The bias of affine codes already holds the center, which is of no use here.
+        let center = S::mul(scale[v], S::splat(-C::CENTER as f32));
+        sums[v] = S::fma(dots[v], scale[v], sums[v]);
+        sums[v] = S::fma(S::add(bias[v], center), total, sums[v]);
+    }
+    sums
 }

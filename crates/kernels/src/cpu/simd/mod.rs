@@ -155,7 +155,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select_lt(a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
     /// Nearest integers, ties to even; unspecified outside i32.
     fn round(a: Self::F32) -> Self::I32;
-    /// Lane `l` is `p[l / per]`; reads `LANES.div_ceil(per)` floats.
+    /// Lane `l` is `p[l / per]`, for a power of two `per >= 4`; reads `LANES.div_ceil(per)` floats.
     unsafe fn expand(p: *const f32, per: usize) -> Self::F32;
 
     fn splat_i(x: i32) -> Self::I32;
@@ -187,6 +187,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `4 * LANES` consecutive codes of `BITS` bits, one a byte; reads exactly `4 * LANES * BITS / 8` bytes.
     unsafe fn unpack<const BITS: u32>(p: *const u8) -> Self::I32;
 
+    /// The first `n <= LANES` floats of type `t` at `p`; 0 in the other lanes.
+    #[inline(always)]
+    unsafe fn load_first_as(t: FloatType, p: *const u8, n: usize) -> Self::F32 {
+        let mut buffer = [0u8; 64];
+        // SAFETY: `n` floats at `p` are readable by contract, and n <= LANES <= 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, buffer.as_mut_ptr(), n * t.bytes());
+            Self::load_as(t, buffer.as_ptr())
+        }
+    }
     /// The first `n <= LANES` floats at `p`; `fill` in the other lanes.
     #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize, fill: f32) -> Self::F32 {

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::{FloatType, Kernel, Simd};
 
 /// Functions whose bodies are intrinsics.
 macro_rules! functions {
@@ -95,11 +95,33 @@ impl Simd for Avx512 {
         fn store_first(p: *mut f32, v: __m512, n: usize) = _mm512_mask_storeu_ps(p, first(n), v);
     }
     #[inline(always)]
+    unsafe fn load_first_as(t: FloatType, p: *const u8, n: usize) -> __m512 {
+        unsafe {
+            match t {
+                FloatType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p.cast())),
+                FloatType::Bf16 => {
+                    let halves = _mm256_maskz_loadu_epi16(first(n), p.cast());
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+                }
+                FloatType::F32 => _mm512_maskz_loadu_ps(first(n), p.cast()),
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn expand(p: *const f32, per: usize) -> __m512 {
         unsafe {
-            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let index = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(per.trailing_zeros() as i32));
-            _mm512_permutexvar_ps(index, _mm512_maskz_loadu_ps(first(16 / per), p))
+            let lanes = |shift| {
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift))
+            };
+            match per {
+                4 => _mm512_permutexvar_ps(lanes(2), _mm512_broadcast_f32x4(_mm_loadu_ps(p))),
+                8 => {
+                    let pair = _mm_castsi128_ps(_mm_loadl_epi64(p.cast()));
+                    _mm512_permutexvar_ps(lanes(3), _mm512_broadcast_f32x2(pair))
+                }
+                _ => _mm512_set1_ps(p.read_unaligned()),
+            }
         }
     }
     #[inline(always)]
@@ -197,8 +219,7 @@ impl Simd for Avx2 {
             if per >= 8 {
                 return _mm256_set1_ps(p.read_unaligned());
             }
-            let at = |l: usize| p.add(l / per).read_unaligned();
-            _mm256_setr_ps(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))
+            _mm256_set_m128(_mm_set1_ps(p.add(1).read_unaligned()), _mm_set1_ps(p.read_unaligned()))
         }
     }
     #[inline(always)]
