@@ -216,23 +216,12 @@ impl<const ROWS: usize> Kernel for Tile<ROWS> {
 #[inline(always)]
 unsafe fn strip<S: Simd, const ROWS: usize, const V: usize>(job: &TileJob, first: usize) {
     let TileJob { weights, columns, tile, out } = job;
-    let mut sums = [[S::zero(); V]; ROWS];
     // SAFETY: the weights hold `columns.len()` columns, the tile holds `columns` of `ROWS` rows; the output's
     // existing rows and columns are touched.
     unsafe {
         let x = tile.data.cast::<f32>().add(columns.start * ROWS);
-        for k in 0..columns.len() {
-            let mut w = [S::zero(); V];
-            for v in 0..V {
-                w[v] = S::load(weights.add(k * PANEL + (first + v) * S::LANES));
-            }
-            for r in 0..ROWS {
-                let x = S::splat(x.add(k * ROWS + r).read());
-                for v in 0..V {
-                    sums[r][v] = S::fma(x, w[v], sums[r][v]);
-                }
-            }
-        }
+        let weights = weights.add(first * S::LANES);
+        let sums = multiply_add::<S, ROWS, V>(x, (1, ROWS), weights, PANEL, columns.len());
         for (r, sums) in sums.iter().enumerate().take(tile.rows) {
             for (v, &sum) in sums.iter().enumerate() {
                 let lane = (first + v) * S::LANES;
@@ -246,4 +235,36 @@ unsafe fn strip<S: Simd, const ROWS: usize, const V: usize>(job: &TileJob, first
             }
         }
     }
+}
+
+/// The products of `ROWS` rows of `depth` factors with `V` vectors of columns: `Σ x[r, k] w[k, ·]`, where
+/// `x[r, k]` is at `r * steps.0 + k * steps.1` and `w[k, ·]` at `k * stride`.
+///
+/// # Safety
+/// In a kernel of `S`; all of these are readable.
+#[inline(always)]
+pub(crate) unsafe fn multiply_add<S: Simd, const ROWS: usize, const V: usize>(
+    x: *const f32,
+    steps: (usize, usize),
+    w: *const f32,
+    stride: usize,
+    depth: usize,
+) -> [[S::F32; V]; ROWS] {
+    let mut sums = [[S::zero(); V]; ROWS];
+    for k in 0..depth {
+        // SAFETY: by contract.
+        unsafe {
+            let mut column = [S::zero(); V];
+            for v in 0..V {
+                column[v] = S::load(w.add(k * stride + v * S::LANES));
+            }
+            for r in 0..ROWS {
+                let x = S::splat(x.add(r * steps.0 + k * steps.1).read());
+                for v in 0..V {
+                    sums[r][v] = S::fma(x, column[v], sums[r][v]);
+                }
+            }
+        }
+    }
+    sums
 }

@@ -4,6 +4,7 @@
 //! lengths are checked and every failure is a [`KernelError`]. Activations are f32. Weights are as stored, at any
 //! alignment, so they can be used in a mapped file.
 
+mod attention;
 mod buffer;
 mod codec;
 mod error;
@@ -20,6 +21,7 @@ mod simd;
 #[cfg(test)]
 mod testing;
 
+pub use attention::{Attention, KeyValues, Mask, attention};
 pub use error::KernelError;
 pub use float::{DenseMatrix, FloatType};
 pub use input::{Precision, PreparedInput};
