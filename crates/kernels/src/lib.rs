@@ -2,3 +2,4 @@
 //! nothing of arrays or graphs and can be tested alone.
 
 pub mod cpu;
+pub mod ops;
