@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::buffer::{Buffer, SharedMut};
+use super::embedding::dequantize_row;
 use super::error::{KernelError, check_len, parameter, product};
 use super::float::FloatType;
 use super::mm::multiply_add;
@@ -251,63 +252,6 @@ unsafe fn rows_of<S: Simd>(
                 unsafe { dequantize_row::<S>(&rows, head * head_stride + key, scratch.add(i * width)) }
             }
             RowsView { float: FloatType::F32, data: scratch.cast(), stride: 4 * width }
-        }
-    }
-}
-
-/// # Safety
-/// In a kernel of `S`; the row is an affine matrix's, `out` has room for it.
-#[inline(always)]
-pub(crate) unsafe fn dequantize_row<S: Simd>(matrix: &QuantizedMatrix<'_>, row: usize, out: *mut f32) {
-    let QuantFormat::Affine { bits, group, scales: float } = matrix.format else { return };
-    let codes = matrix.row_codes(row);
-    let (scales, biases) = (matrix.row_part(matrix.scales, row), matrix.row_part(matrix.biases, row));
-    let width = 4 * S::LANES;
-    for (g, codes) in codes.chunks_exact(group * bits as usize / 8).enumerate() {
-        let scale = S::splat(float.read(&scales[g * float.bytes()..]));
-        let bias = S::splat(float.read(&biases[g * float.bytes()..]));
-        let mut column = 0;
-        while column < group {
-            let n = width.min(group - column);
-            let source = &codes[column * bits as usize / 8..];
-            let mut last = [0u8; 64];
-            // SAFETY: a whole vector of codes is read from the row, or a part of one from a copy; `n` floats
-            // are written.
-            unsafe {
-                let source = if n == width {
-                    source.as_ptr()
-                } else {
-                    last[..source.len()].copy_from_slice(source);
-                    last.as_ptr()
-                };
-                let codes = match bits {
-                    2 => S::unpack::<2>(source),
-                    3 => S::unpack::<3>(source),
-                    4 => S::unpack::<4>(source),
-                    5 => S::unpack::<5>(source),
-                    6 => S::unpack::<6>(source),
-                    _ => S::unpack::<8>(source),
-                };
-                let mut bytes = [0i32; 16];
-                S::store_i(bytes.as_mut_ptr(), codes);
-                let out = out.add(g * group + column);
-                for (i, part) in bytes.chunks_exact(S::LANES / 4).take(4).enumerate() {
-                    // A quarter of the codes, one in each lane.
-                    if i * S::LANES >= n {
-                        break;
-                    }
-                    let mut lanes = [0i32; 16];
-                    for (lanes, word) in lanes.chunks_exact_mut(4).zip(part) {
-                        let bytes = word.to_le_bytes();
-                        for (lane, byte) in lanes.iter_mut().zip(bytes) {
-                            *lane = i32::from(byte);
-                        }
-                    }
-                    let value = S::fma(S::to_f32(S::load_i(lanes.as_ptr().cast())), scale, bias);
-                    S::store(out.add(i * S::LANES), value);
-                }
-            }
-            column += n;
         }
     }
 }

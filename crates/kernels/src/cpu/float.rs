@@ -65,4 +65,16 @@ impl<'a> DenseMatrix<'a> {
     pub fn cols(&self) -> usize {
         self.cols
     }
+
+    /// The matrix of a range of rows.
+    ///
+    /// # Errors
+    /// Where the range is empty or leaves the matrix.
+    pub fn slice_rows(&self, rows: std::ops::Range<usize>) -> Result<Self, KernelError> {
+        if rows.start >= rows.end || rows.end > self.rows {
+            return Err(parameter("row range", format!("{rows:?}"), "a non-empty part of the matrix"));
+        }
+        let bytes = self.cols * self.float.bytes();
+        Ok(Self { rows: rows.len(), data: &self.data[rows.start * bytes..rows.end * bytes], ..*self })
+    }
 }

@@ -73,6 +73,18 @@ impl Weights<'_> {
         }
     }
 
+    /// A range of rows, where the weights are as stored; [`Interleaved::slice_rows`] does it for the others.
+    ///
+    /// # Errors
+    /// Where the range is empty or leaves the matrix, or the weights are interleaved.
+    pub fn slice_rows(&self, rows: Range<usize>) -> Result<Self, KernelError> {
+        match self {
+            Self::Dense(m) => Ok(Self::Dense(m.slice_rows(rows)?)),
+            Self::Quantized(m) => Ok(Self::Quantized(m.slice_rows(rows)?)),
+            Self::Interleaved(_) => Err(parameter("weights", "interleaved", "as stored to be cut here")),
+        }
+    }
+
     pub(crate) fn quant_format(&self) -> Option<QuantFormat> {
         match self {
             Self::Dense(_) => None,

@@ -376,6 +376,38 @@ impl<'a> InterleavedRows<'a> {
         self.cols
     }
 
+    /// Writes a row as f32. `row < rows`, and `out` has `cols` elements.
+    pub(crate) fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        let format = self.format;
+        let (slot, block_bytes) = (row % PANEL, format.block_bytes());
+        let float = format.interleaved_scale();
+        let scales_at = format.group() / format.block() * block_bytes + slot * float.bytes();
+        let groups = self.panel(row / PANEL).chunks_exact(format.group_bytes());
+        for (group, out) in groups.zip(out.chunks_exact_mut(format.group())) {
+            let scale = float.read(&group[scales_at..]);
+            let bias =
+                if format.is_affine() { float.read(&group[scales_at + PANEL * float.bytes()..]) } else { 0.0 };
+            for (block, out) in group.chunks_exact(block_bytes).zip(out.chunks_exact_mut(format.block())) {
+                for (column, out) in out.iter_mut().enumerate() {
+                    let (t, byte) = (column / 4, column % 4);
+                    let plane = |lower: usize, width: usize| {
+                        let (word, shift) = (lower + t * width / 8, width * (t % (8 / width)));
+                        block[(word * PANEL + slot) * 4 + byte] >> shift & (((1u16 << width) - 1) as u8)
+                    };
+                    let code = match format.bits() {
+                        2 => plane(0, 2),
+                        3 => plane(0, 2) | plane(2, 1) << 2,
+                        4 => plane(0, 4),
+                        5 => plane(0, 4) | plane(4, 1) << 4,
+                        6 => plane(0, 4) | plane(4, 2) << 4,
+                        _ => plane(0, 8),
+                    };
+                    *out = scale * format.code_value(code) + bias;
+                }
+            }
+        }
+    }
+
     /// `panel < rows.div_ceil(PANEL)`.
     pub(crate) fn panel(&self, panel: usize) -> &'a [u8] {
         let bytes = self.format.panel_bytes(self.cols);

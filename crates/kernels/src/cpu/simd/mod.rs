@@ -136,6 +136,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             }
         }
     }
+    /// `LANES` bytes as floats.
+    unsafe fn load_u8(p: *const u8) -> Self::F32;
     unsafe fn load_f16(p: *const u16) -> Self::F32;
     unsafe fn load_bf16(p: *const u16) -> Self::F32;
     fn add(a: Self::F32, b: Self::F32) -> Self::F32;
@@ -175,7 +177,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sar(a: Self::I32, n: u32) -> Self::I32;
     fn to_f32(a: Self::I32) -> Self::F32;
     fn bits_to_f32(a: Self::I32) -> Self::F32;
-    fn f32_to_bits(a: Self::F32) -> Self::I32;
     /// Byte by byte, `table[a & 15]`; the bytes of `a` are below 16.
     fn lookup16(a: Self::I32, table: &[u8; 16]) -> Self::I32;
     /// Adds to each lane the dot product of its four unsigned `codes` with its four signed bytes of `x`.
@@ -227,7 +228,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 }
 
 /// eˣ with a relative error below 2e-7 (about 1.5 units in the last place) for x in [-87.3, 88.7]; 0 below
-/// that, the value at 88.7 above; NaN for NaN.
+/// that, infinite above; NaN for NaN.
 ///
 /// Reduction x = n ln 2 + r with ln 2 in two parts, then a polynomial of degree 7 in r.
 #[inline(always)]
@@ -247,7 +248,8 @@ pub(crate) fn exp<S: Simd>(x: S::F32) -> S::F32 {
     let half = S::sar(n, 1);
     let pow = |n| S::bits_to_f32(S::shl(S::add_i(n, S::splat_i(127)), 23));
     let value = S::mul(S::mul(p, pow(half)), pow(S::sub_i(n, half)));
-    S::select_lt(x, S::splat(LOW), S::zero(), value)
+    let value = S::select_lt(x, S::splat(LOW), S::zero(), value);
+    S::select_lt(S::splat(HIGH), x, S::splat(f32::INFINITY), value)
 }
 
 /// 1 / (1 + e⁻ˣ).

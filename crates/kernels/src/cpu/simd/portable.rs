@@ -55,6 +55,11 @@ impl Simd for Portable {
         unsafe { p.cast::<Self::F32>().write_unaligned(v) }
     }
     #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Self::F32 {
+        // SAFETY: see above the impl.
+        map(unsafe { p.cast::<[u8; LANES]>().read_unaligned() }, f32::from)
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self::F32 {
         // SAFETY: see above the impl.
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
@@ -174,10 +179,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn bits_to_f32(a: Self::I32) -> Self::F32 {
         map(a, |a| f32::from_bits(a as u32))
-    }
-    #[inline(always)]
-    fn f32_to_bits(a: Self::F32) -> Self::I32 {
-        map(a, |a| a.to_bits() as i32)
     }
     #[inline(always)]
     fn lookup16(a: Self::I32, table: &[u8; 16]) -> Self::I32 {

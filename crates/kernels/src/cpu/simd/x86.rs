@@ -76,13 +76,14 @@ impl Simd for Avx512 {
         fn sar(a: __m512i, n: u32) -> __m512i = _mm512_sra_epi32(a, _mm_cvtsi32_si128(n as i32));
         fn to_f32(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
         fn bits_to_f32(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
-        fn f32_to_bits(a: __m512) -> __m512i = _mm512_castps_si512(a);
         fn lookup16(a: __m512i, table: &[u8; 16]) -> __m512i =
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a);
     }
     memory_functions! {
         fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
         fn store(p: *mut f32, v: __m512) = _mm512_storeu_ps(p, v);
+        fn load_u8(p: *const u8) -> __m512 =
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())));
         fn load_f16(p: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
         fn load_bf16(p: *const u16) -> __m512 =
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))));
@@ -199,13 +200,14 @@ impl Simd for Avx2 {
         fn sar(a: __m256i, n: u32) -> __m256i = _mm256_sra_epi32(a, _mm_cvtsi32_si128(n as i32));
         fn to_f32(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
         fn bits_to_f32(a: __m256i) -> __m256 = _mm256_castsi256_ps(a);
-        fn f32_to_bits(a: __m256) -> __m256i = _mm256_castps_si256(a);
         fn lookup16(a: __m256i, table: &[u8; 16]) -> __m256i =
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a);
     }
     memory_functions! {
         fn load(p: *const f32) -> __m256 = _mm256_loadu_ps(p);
         fn store(p: *mut f32, v: __m256) = _mm256_storeu_ps(p, v);
+        fn load_u8(p: *const u8) -> __m256 =
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())));
         fn load_f16(p: *const u16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
         fn load_bf16(p: *const u16) -> __m256 =
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))));
