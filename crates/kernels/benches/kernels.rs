@@ -107,7 +107,8 @@ fn read(memory: &[u8]) -> u64 {
         for line in memory.chunks_exact(256) {
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: 32 bytes at 32 * i lie in the 256.
-                *sum = unsafe { _mm256_add_epi64(*sum, _mm256_loadu_si256(line.as_ptr().add(32 * i).cast())) };
+                *sum =
+                    unsafe { _mm256_add_epi64(*sum, _mm256_loadu_si256(line.as_ptr().add(32 * i).cast())) };
             }
         }
         let total = sums.into_iter().fold(_mm256_setzero_si256(), |a, b| _mm256_add_epi64(a, b));
@@ -119,7 +120,9 @@ fn read(memory: &[u8]) -> u64 {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn read(memory: &[u8]) -> u64 {
-    memory.chunks_exact(8).fold(0, |a, b| a.wrapping_add(u64::from_ne_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])))
+    memory
+        .chunks_exact(8)
+        .fold(0, |a, b| a.wrapping_add(u64::from_ne_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])))
 }
 
 /// Runs multiply–adds and returns how many operations they were.
@@ -296,7 +299,8 @@ fn qmm(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
                 })
             };
             let (a, b) = (time((&interleaved).into()), time(stored.view().into()));
-            let prepare = median(times, || input.prepare(cpu, &x, m, precision, stored.view().into()).unwrap());
+            let prepare =
+                median(times, || input.prepare(cpu, &x, m, precision, stored.view().into()).unwrap());
             line += &format!(
                 "  {precision:?} {:.0} ({:.0} %), as stored {:.0}, prepare {:.0} %;",
                 flops / a / 1e9,
@@ -310,7 +314,9 @@ fn qmm(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
 }
 
 fn dense(machine: &Machine<'_>, cpus: &[Cpu]) {
-    for (float, n, k) in [(FloatType::Bf16, 1536, 576), (FloatType::Bf16, 4096, 4096), (FloatType::F32, 4096, 4096)] {
+    for (float, n, k) in
+        [(FloatType::Bf16, 1536, 576), (FloatType::Bf16, 4096, 4096), (FloatType::F32, 4096, 4096)]
+    {
         let bytes = n * k * float.bytes();
         let copies = WORKING_SET / bytes;
         let data: Vec<Vec<u8>> = (0..copies).map(|_| vec![0x3c; bytes]).collect();
@@ -332,7 +338,10 @@ fn dense(machine: &Machine<'_>, cpus: &[Cpu]) {
                 } else {
                     (bytes as f64 / seconds / 1e9, machine.bandwidth(cpu), "GB/s")
                 };
-                println!("{n:5}x{k:<5} {float:?} M={m} {threads}T: {speed:.1} {unit} ({:.0} %)", 100.0 * speed / limit);
+                println!(
+                    "{n:5}x{k:<5} {float:?} M={m} {threads}T: {speed:.1} {unit} ({:.0} %)",
+                    100.0 * speed / limit
+                );
             }
         }
     }

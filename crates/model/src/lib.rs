@@ -24,4 +24,5 @@ pub use fidelity::{Fidelity, Tier};
 pub use model::{Footprint, Model};
 pub use numerics::{CpuOptions, Numerics};
 pub use quantization::QuantizationConfig;
+pub use russet_kernels::cpu::Precision;
 pub use weights::{Tensor, TensorInfo, WeightFiles, Weights};

@@ -186,10 +186,8 @@ impl Weights {
     /// # Errors
     /// When it is missing or of another shape or dtype.
     pub fn take_as(&mut self, name: &str, shape: &[i32], dtypes: &[Dtype]) -> Result<Tensor> {
-        let tensor = self
-            .tensors
-            .remove(name)
-            .ok_or_else(|| self.error(name, "is missing from the weight files"))?;
+        let tensor =
+            self.tensors.remove(name).ok_or_else(|| self.error(name, "is missing from the weight files"))?;
         let (found, dtype) = (tensor.array.shape(), tensor.array.dtype());
         if found != shape {
             let message = format!("has shape {found:?}, the config asks for {shape:?}");
@@ -216,10 +214,10 @@ impl Weights {
     pub fn finish(self) -> Result<()> {
         match self.tensors.keys().next() {
             None => Ok(()),
-            Some(name) => Err(self.error(
-                name,
-                format!("is not part of this model ({} such tensors)", self.tensors.len()),
-            )),
+            Some(name) => {
+                Err(self
+                    .error(name, format!("is not part of this model ({} such tensors)", self.tensors.len())))
+            }
         }
     }
 

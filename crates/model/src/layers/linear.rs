@@ -32,7 +32,9 @@ impl Linear {
         };
         if let Some(kernels) = loader.numerics.kernels() {
             if loader.quantize_activations {
-                return Err(loader.weights.error(path, "quantize_activations has no CPU kernels: use fidelity l1"));
+                return Err(loader
+                    .weights
+                    .error(path, "quantize_activations has no CPU kernels: use fidelity l1"));
             }
             let matrix = loader.matrix(path, outputs, inputs, bias.as_ref(), &kernels)?;
             return Ok(Self(Weight::Kernel(kernels.ops.clone(), matrix)));
