@@ -59,6 +59,18 @@ fn main() {
     if "dense".contains(&filter) {
         dense(&machine, &cpus);
     }
+    if "attention".contains(&filter) {
+        attend(&machine, &cpus);
+    }
+    if "delta".contains(&filter) {
+        delta(&cpus);
+    }
+    if "dispatch".contains(&filter) {
+        for cpu in &cpus {
+            let seconds = median(20, || (0..1000).for_each(|_| cpu.pool().run(6, &|_| ()).unwrap()));
+            println!("dispatch of 6 empty chunks, {} threads: {:.2} us", cpu.pool().threads(), seconds * 1e3);
+        }
+    }
 }
 
 /// What the machine can do, measured beside each kernel since other processes share it.
@@ -249,27 +261,21 @@ fn qmv(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
         let bandwidth = machine.bandwidth(cpu);
         for precision in [Precision::Int16, Precision::Int8, Precision::F32] {
             let mut input = PreparedInput::default();
-            let mut run = |weights: Weights<'_>, whole: bool| {
-                if whole {
-                    input.prepare(cpu, &x, 1, precision, weights).unwrap();
-                }
-                matmul(cpu, &mut [Product::new(weights, &input, &mut y).unwrap()]).unwrap();
-            };
             let per_call = (2 << 20) / bytes + 1;
             let mut next = 0;
-            let mut time = |weights: &dyn Fn(usize) -> Weights<'static>| {
+            let mut time = |as_stored: bool| {
                 median(25, || {
                     for _ in 0..per_call {
                         next = (next + 1) % copies;
-                        run(weights(next), true);
+                        let weights: Weights<'_> =
+                            if as_stored { rows[next].view().into() } else { (&interleaved[next]).into() };
+                        input.prepare(cpu, &x, 1, precision, weights).unwrap();
+                        matmul(cpu, &mut [Product::new(weights, &input, &mut y).unwrap()]).unwrap();
                     }
                 }) / per_call as f64
             };
-            // SAFETY: the references live to the end of this function, the closures do not outlive it.
-            let (rows, interleaved): (&'static [Stored], &'static [Interleaved]) =
-                unsafe { (&*(&raw const *rows), &*(&raw const *interleaved)) };
-            let a = bytes as f64 / time(&|i| (&interleaved[i]).into()) / 1e9;
-            let b = bytes as f64 / time(&|i| rows[i].view().into()) / 1e9;
+            let a = bytes as f64 / time(false) / 1e9;
+            let b = bytes as f64 / time(true) / 1e9;
             line += &format!(
                 "  {precision:?} {a:.1} ({:.0} %), as stored {b:.1} ({:.0} %);",
                 100.0 * a / bandwidth,
@@ -343,6 +349,67 @@ fn dense(machine: &Machine<'_>, cpus: &[Cpu]) {
                     100.0 * speed / limit
                 );
             }
+        }
+    }
+}
+
+fn attend(machine: &Machine<'_>, cpus: &[Cpu]) {
+    for (heads, dim) in [((9, 3), 64), ((32, 8), 128)] {
+        for (queries, keys) in [(1, 1024), (1, 4096), (512, 512), (512, 2048)] {
+            for float in [FloatType::Bf16, FloatType::F32] {
+                let kv = vec![0x3cu8; heads.1 * keys * dim * float.bytes()];
+                let kv = KeyValues::Dense { float, data: &kv, head_stride: keys * dim, key_stride: dim };
+                let q = activations(heads.0 * queries * dim);
+                let mut out = vec![0.0; q.len()];
+                for cpu in cpus {
+                    let args = Attention {
+                        queries: &q,
+                        query_strides: (dim, heads.0 * dim),
+                        keys: kv,
+                        values: kv,
+                        query_heads: heads.0,
+                        key_heads: heads.1,
+                        query_len: queries,
+                        key_len: keys,
+                        head_dim: dim,
+                        value_dim: dim,
+                        scale: 0.1,
+                        softcap: None,
+                        mask: Mask::Causal,
+                    };
+                    let seconds =
+                        median(15, || attention(cpu, &args, &mut out, (dim, heads.0 * dim)).unwrap());
+                    let pairs = queries * keys - queries * (queries - 1) / 2;
+                    let flops = 4.0 * (heads.0 * dim * pairs) as f64 / seconds / 1e9;
+                    let bytes = (2 * heads.1 * keys * dim * float.bytes()) as f64 / seconds / 1e9;
+                    println!(
+                        "attention {heads:?} heads of {dim}, {queries} queries, {keys} {float:?} keys {}T: {:.0} us, \
+                         {flops:.0} GFLOP/s ({:.0} %), {bytes:.1} GB/s",
+                        cpu.pool().threads(),
+                        seconds * 1e6,
+                        100.0 * flops / machine.peak(cpu)
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn delta(cpus: &[Cpu]) {
+    for len in [1, 512] {
+        let shape = DeltaShape { len, key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128 };
+        let (keys, values) = (len * 16 * 128, len * 32 * 128);
+        let (q, v, gates) = (activations(keys), activations(values), vec![0.01; len * 32]);
+        let (mut state, mut out) = (vec![0.0; 32 * 128 * 128], vec![0.0; values]);
+        for cpu in cpus {
+            let seconds = median(7, || {
+                gated_delta(cpu, shape, &q, &q, &v, &gates, &gates, &mut state, &mut out).unwrap();
+            });
+            let threads = cpu.pool().threads();
+            println!(
+                "gated delta, 32 heads of 128 x 128, {len} tokens {threads}T: {:.1} us a token",
+                seconds * 1e6 / len as f64
+            );
         }
     }
 }

@@ -47,15 +47,15 @@ fn erfc<S: Simd>(x: S::F32) -> S::F32 {
     let t = S::div(one, S::fma(z, S::splat(0.5), one));
     let mut p = S::splat(0.170_872_77);
     for c in [
-        -0.822_152_23,
-        1.488_515_87,
-        -1.135_203_98,
+        -0.822_152_2,
+        1.488_515_9,
+        -1.135_204,
         0.278_868_07,
         -0.186_288_06,
         0.096_784_18,
         0.374_091_96,
-        1.000_023_68,
-        -1.265_512_23,
+        1.000_023_7,
+        -1.265_512_2,
     ] {
         p = S::fma(p, t, S::splat(c));
     }
@@ -93,10 +93,15 @@ pub fn gated(
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     if width == 0 || !out.len().is_multiple_of(width) || stride < width {
-        return Err(parameter("gated width", width, "a divisor of the output's length and at most the stride"));
+        return Err(parameter(
+            "gated width",
+            width,
+            "a divisor of the output's length and at most the stride",
+        ));
     }
     let rows = out.len() / width;
-    let needed = product("gated rows", &[rows.saturating_sub(1), stride])?.saturating_add(width.min(out.len()));
+    let needed =
+        product("gated rows", &[rows.saturating_sub(1), stride])?.saturating_add(width.min(out.len()));
     for (what, x) in [("gate", gate), ("gated input", up)] {
         if x.len() < needed {
             check_len(what, x.len(), needed)?;
@@ -175,7 +180,8 @@ mod tests {
 
     #[test]
     fn activations_match_f64_over_their_range() {
-        let x: Vec<f32> = (-3000..3000).map(|i| i as f32 * 0.01).chain([0.0, -0.0, 1e-30, 80.0, -80.0]).collect();
+        let x: Vec<f32> =
+            (-3000..3000).map(|i| i as f32 * 0.01).chain([0.0, -0.0, 1e-30, 80.0, -80.0]).collect();
         for activation in ALL {
             for cpu in cpus() {
                 let mut y = vec![0.0; x.len()];
@@ -183,7 +189,10 @@ mod tests {
                 for (&x, &y) in x.iter().zip(&y) {
                     let exact = exact(activation, f64::from(x));
                     let error = (f64::from(y) - exact).abs();
-                    assert!(error <= 2e-6 * exact.abs() + 2e-7, "{cpu:?} {activation:?} {x}: {y} for {exact}");
+                    assert!(
+                        error <= 2e-6 * exact.abs() + 2e-7,
+                        "{cpu:?} {activation:?} {x}: {y} for {exact}"
+                    );
                 }
             }
         }

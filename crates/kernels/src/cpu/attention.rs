@@ -6,6 +6,7 @@
 //! many (prefill) turn a block into f32 once for all rows and multiply in tiles.
 
 #![allow(unsafe_code)]
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are indexed in step with pointers")]
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -122,7 +123,8 @@ pub fn attention(
     }
     let rows = args.query_len * group;
     let visible = args.visible(0).start..args.key_len;
-    let wanted = if cpu.pool().threads() == 1 { 1 } else { (3 * cpu.pool().threads()).div_ceil(args.key_heads) };
+    let wanted =
+        if cpu.pool().threads() == 1 { 1 } else { (3 * cpu.pool().threads()).div_ceil(args.key_heads) };
     let parts = (visible.len() / SPLIT_KEYS).clamp(1, wanted);
     PARTIALS.with_borrow_mut(|partials| {
         let row_floats = args.value_dim + 2;
@@ -156,13 +158,18 @@ struct Out {
 
 impl Attention<'_> {
     fn check(&self, out: usize, out_strides: (usize, usize)) -> Result<(), KernelError> {
-        let dims = [self.query_heads, self.key_heads, self.query_len, self.key_len, self.head_dim, self.value_dim];
+        let dims =
+            [self.query_heads, self.key_heads, self.query_len, self.key_len, self.head_dim, self.value_dim];
         if dims.contains(&0) || !self.query_heads.is_multiple_of(self.key_heads) {
             let rule = "without a zero, query heads a multiple of key heads";
             return Err(parameter("attention shape", format!("{dims:?}"), rule));
         }
         if self.mask != Mask::Full && self.query_len > self.key_len {
-            return Err(parameter("queries", self.query_len, "at most as many as keys, unless all are visible"));
+            return Err(parameter(
+                "queries",
+                self.query_len,
+                "at most as many as keys, unless all are visible",
+            ));
         }
         // The last element that strides reach.
         let reach = |what, heads: usize, rows: usize, width: usize, strides: (usize, usize)| {
@@ -179,28 +186,47 @@ impl Attention<'_> {
             self.queries.len(),
             reach("attention queries", heads, queries, self.head_dim, self.query_strides)?,
         )?;
-        at_least("attention output", out, reach("attention output", heads, queries, self.value_dim, out_strides)?)?;
+        at_least(
+            "attention output",
+            out,
+            reach("attention output", heads, queries, self.value_dim, out_strides)?,
+        )?;
         let (head, row) = out_strides;
         let apart = (row >= self.value_dim && (heads == 1 || head >= row.saturating_mul(queries)))
             || (head >= self.value_dim && (queries == 1 || row >= head.saturating_mul(heads)));
         if !apart && heads * queries > 1 {
-            return Err(parameter("output strides", format!("{out_strides:?}"), "such that rows do not overlap"));
+            return Err(parameter(
+                "output strides",
+                format!("{out_strides:?}"),
+                "such that rows do not overlap",
+            ));
         }
-        for (what, kv, width) in [
-            ("attention keys", self.keys, self.head_dim),
-            ("attention values", self.values, self.value_dim),
-        ] {
+        for (what, kv, width) in
+            [("attention keys", self.keys, self.head_dim), ("attention values", self.values, self.value_dim)]
+        {
             match kv {
                 KeyValues::Dense { float, data, head_stride, key_stride } => {
                     let strides = (head_stride, key_stride);
-                    at_least(what, data.len() / float.bytes(), reach(what, self.key_heads, self.key_len, width, strides)?)?;
+                    at_least(
+                        what,
+                        data.len() / float.bytes(),
+                        reach(what, self.key_heads, self.key_len, width, strides)?,
+                    )?;
                 }
                 KeyValues::Quantized { rows, head_stride } => {
                     if !matches!(rows.format(), QuantFormat::Affine { .. }) {
-                        return Err(parameter(what, format!("{:?}", rows.format()), "affine where quantized"));
+                        return Err(parameter(
+                            what,
+                            format!("{:?}", rows.format()),
+                            "affine where quantized",
+                        ));
                     }
                     check_len(what, rows.cols(), width)?;
-                    at_least(what, rows.rows(), reach(what, self.key_heads, self.key_len, 1, (head_stride, 1))?)?;
+                    at_least(
+                        what,
+                        rows.rows(),
+                        reach(what, self.key_heads, self.key_len, 1, (head_stride, 1))?,
+                    )?;
                 }
             }
         }
@@ -211,7 +237,8 @@ impl Attention<'_> {
     #[inline(always)]
     fn visible(&self, query: usize) -> Range<usize> {
         // One past its own position; `check` saw to it that there is one.
-        let end = |mask| if mask == Mask::Full { self.key_len } else { self.key_len - self.query_len + query + 1 };
+        let end =
+            |mask| if mask == Mask::Full { self.key_len } else { self.key_len - self.query_len + query + 1 };
         match self.mask {
             Mask::Window(window) => end(self.mask).saturating_sub(window)..end(self.mask),
             mask => 0..end(mask),
@@ -341,7 +368,8 @@ impl Kernel for FewRows<'_> {
             let mut states = [(f32::NEG_INFINITY, 0.0); FEW_ROWS];
             for row in 0..rows {
                 let (query, head) = (row / group, head * group + row % group);
-                let source = args.queries.as_ptr().add(head * args.query_strides.0 + query * args.query_strides.1);
+                let source =
+                    args.queries.as_ptr().add(head * args.query_strides.0 + query * args.query_strides.1);
                 for d in 0..padded {
                     let value = if d < dim { source.add(d).read() * args.scale } else { 0.0 };
                     queries.add(row * padded + d).write(value);
@@ -561,14 +589,16 @@ fn many_rows<S: Simd, const TILE: usize>(job: ManyRows<'_>) {
     scratch[..4 * floats].fill(0);
     let base = scratch.as_mut_ptr().cast::<f32>();
     let part = |i: usize| base.wrapping_add(sizes[..i].iter().sum());
-    let (packed, keys, values, scores, outputs, states) = (part(0), part(1), part(2), part(3), part(4), part(5));
+    let (packed, keys, values, scores, outputs, states) =
+        (part(0), part(1), part(2), part(3), part(4), part(5));
     let dequantized = part(6);
     // SAFETY: the scratch is cut as sized above; keys, values, queries and outputs are used at places that `check`
     // found inside them; the outputs of a task are its own.
     unsafe {
         for row in 0..rows {
             let (query, head) = (queries.start + row / group, head * group + row % group);
-            let source = args.queries.as_ptr().add(head * args.query_strides.0 + query * args.query_strides.1);
+            let source =
+                args.queries.as_ptr().add(head * args.query_strides.0 + query * args.query_strides.1);
             for d in 0..dim {
                 let to = row / TILE * TILE * dim + d * TILE + row % TILE;
                 packed.add(to).write(source.add(d).read() * args.scale);
@@ -672,7 +702,8 @@ mod tests {
                 let scores: Vec<f64> = (0..keys)
                     .map(|j| {
                         let k = &k[(at + j) * dim..][..dim];
-                        let s = q.iter().zip(k).map(|(&q, k)| f64::from(q) * k).sum::<f64>() * f64::from(scale);
+                        let s =
+                            q.iter().zip(k).map(|(&q, k)| f64::from(q) * k).sum::<f64>() * f64::from(scale);
                         let s = case.softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
                         let seen = match case.mask {
                             Mask::Full => true,
@@ -694,7 +725,14 @@ mod tests {
         out
     }
 
-    fn run(cpu: &Cpu, case: &Case, scale: f32, q: &[f32], keys: KeyValues<'_>, values: KeyValues<'_>) -> Vec<f32> {
+    fn run(
+        cpu: &Cpu,
+        case: &Case,
+        scale: f32,
+        q: &[f32],
+        keys: KeyValues<'_>,
+        values: KeyValues<'_>,
+    ) -> Vec<f32> {
         let mut out = vec![f32::NAN; case.heads.0 * case.lens.0 * case.dims.1];
         let args = Attention {
             queries: q,
@@ -731,9 +769,22 @@ mod tests {
         let scale = 1.0 / (dim as f32).sqrt();
         let expected = reference(case, scale, &q, &decoded(float, &k[1..]), &decoded(float, &v[1..]));
         for cpu in cpus() {
-            let y = run(&cpu, case, scale, &q, dense(float, &k[1..], keys, dim), dense(float, &v[1..], keys, value_dim));
+            let y = run(
+                &cpu,
+                case,
+                scale,
+                &q,
+                dense(float, &k[1..], keys, dim),
+                dense(float, &v[1..], keys, value_dim),
+            );
             let error = relative_error(&y, &expected);
-            assert!(error < 2e-6, "{cpu:?} {float:?} {:?} {:?} {:?}: {error:e}", case.lens, case.dims, case.mask);
+            assert!(
+                error < 2e-6,
+                "{cpu:?} {float:?} {:?} {:?} {:?}: {error:e}",
+                case.lens,
+                case.dims,
+                case.mask
+            );
         }
     }
 
@@ -866,7 +917,9 @@ mod tests {
                 assert!(attention(&cpu, &args, &mut out[1..], (64, 6 * 64)).is_err());
                 assert!(attention(&cpu, &args, &mut out, (0, 6 * 64)).is_err(), "heads would overlap");
                 assert!(attention(&cpu, &Attention { key_len: 51, ..args }, &mut out, (64, 6 * 64)).is_err());
-                assert!(attention(&cpu, &Attention { key_heads: 4, ..args }, &mut out, (64, 6 * 64)).is_err());
+                assert!(
+                    attention(&cpu, &Attention { key_heads: 4, ..args }, &mut out, (64, 6 * 64)).is_err()
+                );
             }
         }
     }

@@ -101,7 +101,8 @@ pub(crate) unsafe fn dequantize_row<S: Simd>(matrix: &QuantizedMatrix<'_>, row: 
                 let out = out.add(g * group + column);
                 if matches!(format, QuantFormat::Affine { .. }) {
                     for i in (0..n).step_by(S::LANES) {
-                        let value = S::fma(S::load_u8(unpacked.as_ptr().add(i)), S::splat(scale), S::splat(bias));
+                        let value =
+                            S::fma(S::load_u8(unpacked.as_ptr().add(i)), S::splat(scale), S::splat(bias));
                         S::store(out.add(i), value);
                     }
                 } else {
@@ -139,7 +140,10 @@ mod tests {
                     embed(&cpu, table, &ids, &mut out).unwrap();
                     for (id, out) in ids.iter().zip(out.chunks_exact(384)) {
                         for (y, exact) in out.iter().zip(&exact[*id as usize * 384..]) {
-                            assert!((f64::from(*y) - exact).abs() <= 1e-7 * exact.abs() + 1e-7, "{cpu:?} {format:?}");
+                            assert!(
+                                (f64::from(*y) - exact).abs() <= 1e-7 * exact.abs() + 1e-7,
+                                "{cpu:?} {format:?}"
+                            );
                         }
                     }
                 }

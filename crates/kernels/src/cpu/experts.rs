@@ -130,7 +130,8 @@ mod tests {
                     (Experts::Stored(dense.into()), &dense_weights),
                 ] {
                     let mut out = vec![f32::NAN; count * rows];
-                    expert_matmul(&cpu, stack, rows, &x, &choices, Precision::Int16, &mut scratch, &mut out).unwrap();
+                    expert_matmul(&cpu, stack, rows, &x, &choices, Precision::Int16, &mut scratch, &mut out)
+                        .unwrap();
                     for (&(token, expert), y) in choices.iter().zip(out.chunks_exact(rows)) {
                         for (row, &y) in y.iter().enumerate() {
                             let w = &weights[(expert * rows + row) * cols..][..cols];

@@ -23,7 +23,11 @@ pub fn causal_conv_silu(
     out: &mut [f32],
 ) -> Result<(), KernelError> {
     if channels == 0 || !x.len().is_multiple_of(channels) || !weight.len().is_multiple_of(channels) {
-        return Err(parameter("convolution channels", channels, "a divisor of the input's and weight's lengths"));
+        return Err(parameter(
+            "convolution channels",
+            channels,
+            "a divisor of the input's and weight's lengths",
+        ));
     }
     let (len, taps) = (x.len() / channels, weight.len() / channels);
     if taps == 0 {
@@ -72,11 +76,8 @@ impl Kernel for Convolve<'_> {
                         *w = weight[channel * taps + tap];
                     }
                     // Row `row + tap` of the tail followed by the input.
-                    let (source, from) = if row + tap < taps - 1 {
-                        (before, row + tap)
-                    } else {
-                        (x, row + tap + 1 - taps)
-                    };
+                    let (source, from) =
+                        if row + tap < taps - 1 { (before, row + tap) } else { (x, row + tap + 1 - taps) };
                     // SAFETY: the slice is in bounds; the local array holds a vector.
                     unsafe {
                         let v = load::<S>(&source[from * channels + c..from * channels + end], 0);
@@ -337,7 +338,8 @@ mod tests {
                     let per_token = v.len() / len;
                     let out = &mut cut[from * per_token..to * per_token];
                     let (q, k, v) = (part(&q), part(&k), part(&v));
-                    gated_delta(&cpu, shape, &q, &k, &v, &part(&decay), &part(&beta), &mut cut_state, out).unwrap();
+                    gated_delta(&cpu, shape, &q, &k, &v, &part(&decay), &part(&beta), &mut cut_state, out)
+                        .unwrap();
                 }
                 assert_eq!((cut_state, cut), (state, out));
             }
@@ -351,14 +353,17 @@ mod tests {
         let z = [0.0; 64];
         let (mut state, mut out) = ([0.0; 48], [0.0; 12]);
         assert!(
-            gated_delta(cpu, shape, &z[..8], &z[..8], &z[..12], &z[..3], &z[..3], &mut state, &mut out).is_err()
+            gated_delta(cpu, shape, &z[..8], &z[..8], &z[..12], &z[..3], &z[..3], &mut state, &mut out)
+                .is_err()
         );
         let shape = DeltaShape { key_heads: 1, ..shape };
         assert!(
-            gated_delta(cpu, shape, &z[..4], &z[..4], &z[..12], &z[..3], &z[..3], &mut state, &mut out).is_ok()
+            gated_delta(cpu, shape, &z[..4], &z[..4], &z[..12], &z[..3], &z[..3], &mut state, &mut out)
+                .is_ok()
         );
         assert!(
-            gated_delta(cpu, shape, &z[..4], &z[..4], &z[..12], &z[..3], &z[..2], &mut state, &mut out).is_err()
+            gated_delta(cpu, shape, &z[..4], &z[..4], &z[..12], &z[..3], &z[..2], &mut state, &mut out)
+                .is_err()
         );
         assert!(causal_conv_silu(cpu, &z[..8], 4, &z[..16], &mut [0.0; 11], &mut [0.0; 8]).is_err());
         assert!(causal_conv_silu(cpu, &z[..8], 3, &z[..12], &mut [0.0; 9], &mut [0.0; 8]).is_err());

@@ -236,7 +236,10 @@ mod tests {
                 let sorted: Vec<_> = sorted.iter().take(k).map(|&(i, v)| (i, v + 0.0)).collect();
                 let top: Vec<_> = top_k(&x, k).into_iter().map(|(i, v)| (i, v + 0.0)).collect();
                 assert_eq!(top.len(), sorted.len());
-                assert_eq!(top.iter().map(|t| t.1).collect::<Vec<_>>(), sorted.iter().map(|t| t.1).collect::<Vec<_>>());
+                assert_eq!(
+                    top.iter().map(|t| t.1).collect::<Vec<_>>(),
+                    sorted.iter().map(|t| t.1).collect::<Vec<_>>()
+                );
             }
         }
         assert_eq!(top_k(&[1.0, f32::NAN, 3.0, 3.0, 2.0], 3), [(2, 3.0), (3, 3.0), (4, 2.0)]);

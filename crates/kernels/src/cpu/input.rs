@@ -96,7 +96,8 @@ impl PreparedInput {
         check_len("activations", x.len(), product("activations", &[rows, cols])?)?;
         let layout = layout_for(weights, precision, rows, cpu.isa());
         let tile_rows = cpu.isa().tile_rows();
-        *self = Self { rows, cols, layout, tile_rows, data: std::mem::replace(&mut self.data, Buffer::empty()) };
+        *self =
+            Self { rows, cols, layout, tile_rows, data: std::mem::replace(&mut self.data, Buffer::empty()) };
         let tiles = self.tiles();
         let padded = (tiles - 1) * tile_rows + self.tile(tiles - 1).padded_rows;
         let row_bytes = product("activations", &[padded, self.row_bytes()])? / padded;
@@ -107,9 +108,9 @@ impl PreparedInput {
             for index in range {
                 let tile = this.tile(index);
                 let source = &x[tile.first_row * cols..][..tile.rows * cols];
+                let start = index * tile_rows * row_bytes;
                 // SAFETY: each tile is written by the one chunk that claimed it, and lies in the buffer.
-                let bytes = tile.padded_rows * row_bytes;
-                let target = unsafe { out.slice(index * tile_rows * row_bytes..index * tile_rows * row_bytes + bytes) };
+                let target = unsafe { out.slice(start..start + tile.padded_rows * row_bytes) };
                 cpu.isa().run(FillTile { layout, rows: tile.padded_rows, cols, source, target });
             }
         })

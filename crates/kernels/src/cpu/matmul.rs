@@ -174,7 +174,14 @@ impl<'a> Product<'a> {
                     Weights::Quantized(matrix) => {
                         for row in 0..self.input.rows {
                             let y = output(row, &columns).y;
-                            qmv::multiply_rows(isa, &matrix, self.input.row(row), columns.clone(), y, scratch);
+                            qmv::multiply_rows(
+                                isa,
+                                &matrix,
+                                self.input.row(row),
+                                columns.clone(),
+                                y,
+                                scratch,
+                            );
                         }
                     }
                     Weights::Interleaved(_) => {}
@@ -372,7 +379,10 @@ mod tests {
                         let y = multiply(&cpu, matrix, &x, m, Precision::Int16);
                         for (i, magnitude) in magnitude.iter().enumerate() {
                             let error = (f64::from(y[i]) - reference[i]).abs();
-                            assert!(error <= 2e-6 * magnitude, "{cpu:?} {float:?} [{m}, {rows}, {cols}] at {i}");
+                            assert!(
+                                error <= 2e-6 * magnitude,
+                                "{cpu:?} {float:?} [{m}, {rows}, {cols}] at {i}"
+                            );
                         }
                     }
                 }
@@ -404,11 +414,20 @@ mod tests {
                         for precision in [Precision::F32, Precision::Int16, Precision::Int8] {
                             for y in [
                                 multiply(&cpu, matrix.view(), &x, m, precision),
-                                multiply(&cpu, &Interleaved::new(&cpu, &[matrix.view()]).unwrap(), &x, m, precision),
+                                multiply(
+                                    &cpu,
+                                    &Interleaved::new(&cpu, &[matrix.view()]).unwrap(),
+                                    &x,
+                                    m,
+                                    precision,
+                                ),
                             ] {
                                 for ((y, r), magnitude) in y.iter().zip(&reference).zip(&magnitude) {
                                     let limit = bound(precision) * magnitude + 1e-28;
-                                    assert!((f64::from(*y) - r).abs() <= limit, "{cpu:?} {format:?} {precision:?}");
+                                    assert!(
+                                        (f64::from(*y) - r).abs() <= limit,
+                                        "{cpu:?} {format:?} {precision:?}"
+                                    );
                                 }
                             }
                         }
@@ -421,7 +440,8 @@ mod tests {
     #[test]
     fn nan_activations_give_nan_not_numbers() {
         let mut rng = Rng::new(6);
-        for format in [QuantFormat::Mxfp4, QuantFormat::Affine { bits: 4, group: 32, scales: FloatType::F16 }] {
+        for format in [QuantFormat::Mxfp4, QuantFormat::Affine { bits: 4, group: 32, scales: FloatType::F16 }]
+        {
             let matrix = RandomMatrix::new(format, 16, 64, &mut rng);
             let mut x = rng.normals(64);
             x[5] = f32::NAN;
@@ -448,7 +468,13 @@ mod tests {
             let together = multiply(&cpu, &all, &x, 1, Precision::Int16);
             let mut apart = Vec::new();
             for view in views {
-                apart.extend(multiply(&cpu, &Interleaved::new(&cpu, &[view]).unwrap(), &x, 1, Precision::Int16));
+                apart.extend(multiply(
+                    &cpu,
+                    &Interleaved::new(&cpu, &[view]).unwrap(),
+                    &x,
+                    1,
+                    Precision::Int16,
+                ));
             }
             assert_eq!(together, apart);
             let slice = all.slice_rows(16..48).unwrap();

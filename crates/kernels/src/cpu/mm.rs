@@ -3,6 +3,7 @@
 //! The path of dense weights, of mxfp8, and of [`Precision::F32`](super::Precision::F32).
 
 #![allow(unsafe_code)]
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are indexed in step with pointers")]
 
 use std::ops::Range;
 
@@ -99,11 +100,21 @@ impl Kernel for Fill<'_> {
                 Source::Panel(format, panel) => {
                     let panel = panel.as_ptr();
                     match format {
-                        QuantFormat::Affine { bits: 2, .. } => fill::<S, Affine<2>>(format, panel, columns, out),
-                        QuantFormat::Affine { bits: 3, .. } => fill::<S, Affine<3>>(format, panel, columns, out),
-                        QuantFormat::Affine { bits: 4, .. } => fill::<S, Affine<4>>(format, panel, columns, out),
-                        QuantFormat::Affine { bits: 5, .. } => fill::<S, Affine<5>>(format, panel, columns, out),
-                        QuantFormat::Affine { bits: 6, .. } => fill::<S, Affine<6>>(format, panel, columns, out),
+                        QuantFormat::Affine { bits: 2, .. } => {
+                            fill::<S, Affine<2>>(format, panel, columns, out)
+                        }
+                        QuantFormat::Affine { bits: 3, .. } => {
+                            fill::<S, Affine<3>>(format, panel, columns, out)
+                        }
+                        QuantFormat::Affine { bits: 4, .. } => {
+                            fill::<S, Affine<4>>(format, panel, columns, out)
+                        }
+                        QuantFormat::Affine { bits: 5, .. } => {
+                            fill::<S, Affine<5>>(format, panel, columns, out)
+                        }
+                        QuantFormat::Affine { bits: 6, .. } => {
+                            fill::<S, Affine<6>>(format, panel, columns, out)
+                        }
                         QuantFormat::Affine { .. } => fill::<S, Affine<8>>(format, panel, columns, out),
                         QuantFormat::Nvfp4 => fill::<S, Fp4<16>>(format, panel, columns, out),
                         QuantFormat::Mxfp4 => fill::<S, Fp4<32>>(format, panel, columns, out),
@@ -118,7 +129,12 @@ impl Kernel for Fill<'_> {
 /// # Safety
 /// In a kernel of `S`; `columns`, whole groups of the panel, fit in `out`.
 #[inline(always)]
-unsafe fn fill<S: Simd, C: Codec>(format: QuantFormat, panel: *const u8, columns: Range<usize>, out: *mut f32) {
+unsafe fn fill<S: Simd, C: Codec>(
+    format: QuantFormat,
+    panel: *const u8,
+    columns: Range<usize>,
+    out: *mut f32,
+) {
     let scale_type = format.interleaved_scale();
     let blocks = format.group() / C::BLOCK;
     // SAFETY: offsets are those of the panel's groups and of the output's columns.

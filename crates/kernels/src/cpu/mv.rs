@@ -1,6 +1,7 @@
 //! Products of a dense matrix with one or a few rows: each weight is read once, in the order of memory.
 
 #![allow(unsafe_code)]
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are indexed in step with pointers")]
 
 use std::ops::Range;
 

@@ -103,7 +103,11 @@ impl Kernel for Rows<'_> {
                     let n = S::LANES.min(cols - i);
                     // Lanes beyond the row count as the mean.
                     let v = S::sub(
-                        if n == S::LANES { load::<S>(x, i) } else { S::load_first(x.as_ptr().add(i), n, mean) },
+                        if n == S::LANES {
+                            load::<S>(x, i)
+                        } else {
+                            S::load_first(x.as_ptr().add(i), n, mean)
+                        },
                         S::splat(mean),
                     );
                     squares = S::fma(v, v, squares);
@@ -171,7 +175,8 @@ mod tests {
                 let mut expected = Vec::new();
                 for row in x.chunks_exact(cols) {
                     let n = cols as f64;
-                    let mean = if centered { row.iter().map(|&x| f64::from(x)).sum::<f64>() / n } else { 0.0 };
+                    let mean =
+                        if centered { row.iter().map(|&x| f64::from(x)).sum::<f64>() / n } else { 0.0 };
                     let square = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
                     for (i, &x) in row.iter().enumerate() {
                         let v = (f64::from(x) - mean) / (square + 1e-5).sqrt() * f64::from(w[i]);

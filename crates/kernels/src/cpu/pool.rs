@@ -2,10 +2,10 @@
 //!
 //! An operation is cut into chunks; the calling thread and the workers claim chunks from one atomic counter
 //! until none is left. The caller never waits for a worker that has not joined, so a worker that the system
-//! took off its core costs at most the chunk it holds. Idle workers spin for [`SPIN`], then park.
+//! took off its core costs at most the chunk it holds. Idle workers spin for 50 µs, then park.
 //!
 //! When waits show that workers lose their cores to other processes, the pool runs operations on the calling
-//! thread alone for a while, then tries again (`contended`).
+//! thread alone for a while, then tries again.
 
 #![allow(unsafe_code)]
 

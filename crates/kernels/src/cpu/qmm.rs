@@ -5,6 +5,7 @@
 //! `s t Σ (code − c) q + (b + c s) Σ x`: the sum over integers is exact, the bias enters once a block.
 
 #![allow(unsafe_code)]
+#![allow(clippy::needless_range_loop, reason = "arrays of vectors are indexed in step with pointers")]
 
 use std::marker::PhantomData;
 

@@ -115,7 +115,10 @@ impl<C: Codec, const PLANES: usize> Kernel for Rows<'_, C, PLANES> {
                         let at = g * float.bytes();
                         let n = S::LANES.min(groups - g);
                         let (scale, bias) = if n == S::LANES {
-                            (S::load_as(float, stored.as_ptr().add(at)), S::load_as(float, biases.as_ptr().add(at)))
+                            (
+                                S::load_as(float, stored.as_ptr().add(at)),
+                                S::load_as(float, biases.as_ptr().add(at)),
+                            )
                         } else {
                             (
                                 S::load_first_as(float, stored.as_ptr().add(at), n),

@@ -196,7 +196,11 @@ impl<'a> QuantizedMatrix<'a> {
         check_len("quantized codes (bytes)", codes.len(), rows * (cols * format.bits() as usize / 8))?;
         let scale_bytes = rows * (cols / format.group()) * format.scale_bytes();
         check_len("quantization scales (bytes)", scales.len(), scale_bytes)?;
-        check_len("quantization biases (bytes)", biases.len(), if format.is_affine() { scale_bytes } else { 0 })?;
+        check_len(
+            "quantization biases (bytes)",
+            biases.len(),
+            if format.is_affine() { scale_bytes } else { 0 },
+        )?;
         Ok(Self { format, rows, cols, codes, scales, biases })
     }
 
@@ -253,7 +257,9 @@ impl<'a> QuantizedMatrix<'a> {
     }
 }
 
-/// A quantized matrix in interleaved form; see the [module](self) for the layout and its size.
+/// A quantized matrix in interleaved form: panels of 16 rows, whose codes, scales and biases form one stream. It
+/// takes as much memory as the stored form, but for rows padded to whole panels, and for the 8-bit scales of the
+/// fp modes, which are widened to 16 bits.
 #[derive(Debug)]
 pub struct Interleaved {
     format: QuantFormat,
@@ -340,7 +346,8 @@ impl Interleaved {
     /// # Errors
     /// Where the range is empty, leaves the matrix, or cuts a panel.
     pub fn slice_rows(&self, rows: Range<usize>) -> Result<InterleavedRows<'_>, KernelError> {
-        let whole = rows.start.is_multiple_of(PANEL) && (rows.end.is_multiple_of(PANEL) || rows.end == self.rows);
+        let whole =
+            rows.start.is_multiple_of(PANEL) && (rows.end.is_multiple_of(PANEL) || rows.end == self.rows);
         if rows.start >= rows.end || rows.end > self.rows || !whole {
             let rule = "a non-empty part of the matrix in whole panels of 16 rows";
             return Err(parameter("row range", format!("{rows:?}"), rule));
@@ -385,8 +392,11 @@ impl<'a> InterleavedRows<'a> {
         let groups = self.panel(row / PANEL).chunks_exact(format.group_bytes());
         for (group, out) in groups.zip(out.chunks_exact_mut(format.group())) {
             let scale = float.read(&group[scales_at..]);
-            let bias =
-                if format.is_affine() { float.read(&group[scales_at + PANEL * float.bytes()..]) } else { 0.0 };
+            let bias = if format.is_affine() {
+                float.read(&group[scales_at + PANEL * float.bytes()..])
+            } else {
+                0.0
+            };
             for (block, out) in group.chunks_exact(block_bytes).zip(out.chunks_exact_mut(format.block())) {
                 for (column, out) in out.iter_mut().enumerate() {
                     let (t, byte) = (column / 4, column % 4);

@@ -88,7 +88,9 @@ impl RandomMatrix {
                 }
                 ((0..=groups).map(|_| 118 + (rng.next() >> 40) as u8 % 8).collect(), vec![0])
             }
-            QuantFormat::Nvfp4 => ((0..=groups).map(|_| 20 + (rng.next() >> 40) as u8 % 40).collect(), vec![0]),
+            QuantFormat::Nvfp4 => {
+                ((0..=groups).map(|_| 20 + (rng.next() >> 40) as u8 % 40).collect(), vec![0])
+            }
         };
         Self { format, rows, cols, codes, scales, biases }
     }

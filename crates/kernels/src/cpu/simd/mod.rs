@@ -6,9 +6,9 @@
 
 #![allow(unsafe_code)]
 
-mod portable;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -35,7 +35,10 @@ impl Isa {
     pub fn available() -> &'static [Isa] {
         static AVAILABLE: OnceLock<Vec<Isa>> = OnceLock::new();
         AVAILABLE.get_or_init(|| {
-            [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable].into_iter().filter(|isa| isa.detect()).collect()
+            [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
+                .into_iter()
+                .filter(|isa| isa.detect())
+                .collect()
         })
     }
 
@@ -270,4 +273,72 @@ pub(crate) fn tanh<S: Simd>(x: S::F32) -> S::F32 {
         p = S::fma(p, x2, S::splat(c));
     }
     S::select_lt(S::abs(x), S::splat(0.25), S::mul(x, p), large)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_portable_set_is_always_there_and_last() {
+        assert_eq!(Isa::available().last(), Some(&Isa::Portable));
+        assert_eq!(Isa::available().first(), Some(&Isa::best()));
+    }
+
+    /// Applies one of the functions below to up to 16 numbers.
+    struct Apply(u8, [f32; 16]);
+
+    impl Kernel for Apply {
+        type Output = [f32; 16];
+
+        #[inline(always)]
+        fn run<S: Simd>(self) -> [f32; 16] {
+            let mut out = [0.0; 16];
+            for i in (0..16).step_by(S::LANES) {
+                // SAFETY: both arrays have 16 elements.
+                unsafe {
+                    let x = S::load(self.1.as_ptr().add(i));
+                    let y = match self.0 {
+                        0 => exp::<S>(x),
+                        1 => tanh::<S>(x),
+                        _ => sigmoid::<S>(x),
+                    };
+                    S::store(out.as_mut_ptr().add(i), y);
+                }
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn exponentials_have_the_documented_errors() {
+        for &isa in Isa::available() {
+            for block in 0..2000u16 {
+                let x: [f32; 16] =
+                    std::array::from_fn(|i| (f32::from(block) - 1000.0) * 0.087 + i as f32 * 0.005);
+                let results: [[f32; 16]; 3] = [0, 1, 2].map(|f| isa.run(Apply(f, x)));
+                for (i, &x) in x.iter().enumerate() {
+                    let x = f64::from(x);
+                    let exact = [x.exp(), x.tanh(), 1.0 / (1.0 + (-x).exp())];
+                    for (f, limit) in [2e-7, 5e-7, 4e-7].into_iter().enumerate() {
+                        let error = (f64::from(results[f][i]) - exact[f]).abs();
+                        assert!(error <= limit * exact[f].abs(), "{isa:?} function {f} of {x}: {error:e}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exponentials_of_extremes_are_their_limits() {
+        for &isa in Isa::available() {
+            let mut x = [0.0; 16];
+            x[..6].copy_from_slice(&[f32::NEG_INFINITY, -1e30, -0.0, 1e30, f32::INFINITY, f32::NAN]);
+            let exp = isa.run(Apply(0, x));
+            assert_eq!(exp[..5], [0.0, 0.0, 1.0, f32::INFINITY, f32::INFINITY], "{isa:?}");
+            assert!(exp[5].is_nan(), "{isa:?}");
+            let tanh = isa.run(Apply(1, x));
+            assert_eq!(tanh[..5], [-1.0, -1.0, 0.0, 1.0, 1.0], "{isa:?}");
+        }
+    }
 }
