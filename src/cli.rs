@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-use russet_model::{CpuOptions, Fidelity, Precision};
+use russet_model::{CpuOptions, Fidelity, KvType, Precision};
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
@@ -67,15 +67,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "TIER", default_value = "auto")]
     pub(crate) fidelity: Fidelity,
 
-    /// Prompt tokens per prefill call
-    #[arg(
-        long,
-        value_name = "N",
-        alias = "prefill-step-size",
-        default_value_t = russet_engine::DEFAULT_PREFILL_CHUNK,
-        value_parser = at_least_one
-    )]
-    pub(crate) prefill_chunk: usize,
+    /// Prompt tokens per prefill call [default: 2048 at l1, 256 at l3]
+    #[arg(long, value_name = "N", alias = "prefill-step-size", value_parser = at_least_one)]
+    pub(crate) prefill_chunk: Option<usize>,
 
     /// Threads of the CPU kernels [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -84,6 +78,10 @@ pub(crate) struct ModelArgs {
     /// Precision of activations in the CPU kernels' products with quantized weights
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
     pub(crate) activations: Activations,
+
+    /// What the CPU kernels keep keys and values in
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCache::F16)]
+    pub(crate) kv_cache: KvCache,
 
     /// Compute from the mapped weights as stored: slower, without memory of their own for the weights
     #[arg(long)]
@@ -101,6 +99,15 @@ pub(crate) enum Activations {
     Int8,
 }
 
+/// The type of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvCache {
+    /// Half the memory
+    F16,
+    /// Exact
+    F32,
+}
+
 impl ModelArgs {
     pub(crate) fn cpu_options(&self) -> CpuOptions {
         CpuOptions {
@@ -111,6 +118,10 @@ impl ModelArgs {
                 Activations::Int8 => Precision::Int8,
             },
             interleave: !self.no_repack,
+            kv: match self.kv_cache {
+                KvCache::F16 => KvType::F16,
+                KvCache::F32 => KvType::F32,
+            },
         }
     }
 }
@@ -271,6 +282,8 @@ pub(crate) enum EvalCommand {
     Logits(EvalLogitsArgs),
     /// Compare two recordings; exits with 1 when any bit differs
     Compare(EvalCompareArgs),
+    /// Measure the error of fidelity l3 on a text, against the f32 computation of the same weights
+    Error(EvalErrorArgs),
 }
 
 #[derive(Args)]
@@ -304,6 +317,21 @@ pub(crate) struct EvalCompareArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct EvalErrorArgs {
+    /// The model [default: the starter model]
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// Text to read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) text: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

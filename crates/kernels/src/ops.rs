@@ -1,14 +1,14 @@
 //! The kernels as operations on arrays: few, fused nodes of MLX's graph.
 //!
 //! Activations are f32, `[batch, seq, width]` and row contiguous; weights are as stored, or interleaved at
-//! load. Keys and values are kept in float16 and appended in place.
+//! load. Keys and values are kept in float16 or float32 and appended in place.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use half::f16;
 use russet_mlx::{
-    Array, CpuOp, Dtype, Error, Input, MappedSlice, Output, OutputSpec, Result, custom,
+    Array, CpuOp, Dtype, Element, Error, Input, MappedSlice, Output, OutputSpec, Result, custom,
 };
 
 use crate::cpu::{
@@ -89,7 +89,8 @@ impl Matrix {
             return Ok(Self { storage: Storage::Quantized(stored), bias: None });
         }
         let matrix = Interleaved::new(&ops.cpu, &[view]).map_err(error)?;
-        for part in [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten() {
+        for part in [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten()
+        {
             part.release();
         }
         Ok(Self { storage: Storage::Interleaved(matrix), bias: None })
@@ -197,13 +198,35 @@ pub struct AttentionCall {
     pub offset: usize,
     /// Rows that the cache shall have room for; growing copies.
     pub capacity: usize,
+    /// What keys and values are kept in.
+    pub kv: KvType,
+}
+
+/// The type that keys and values are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Half the bytes of `F32`; values beyond its range are held at its largest.
+    #[default]
+    F16,
+    /// Exact.
+    F32,
+}
+
+impl KvType {
+    /// As an array's dtype.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F16 => Dtype::F16,
+            Self::F32 => Dtype::F32,
+        }
+    }
 }
 
 /// What [`Ops::attention`] returns.
 pub struct AttentionOutput {
     /// Residual plus projected attention, `[1, seq, hidden]`.
     pub hidden: Array,
-    /// Float16 keys `[kv_heads, capacity, head_dim]`; rows beyond those used are undefined.
+    /// Keys `[kv_heads, capacity, head_dim]`; rows beyond those used are undefined.
     pub keys: Array,
     /// Values, like the keys.
     pub values: Array,
@@ -259,13 +282,8 @@ impl Ops {
             return Err(Error::new("gate and up projections have different widths"));
         }
         let shape = with_last(x.shape(), gate.rows(), false);
-        let op = Gated {
-            ops: self.clone(),
-            norm: norm.cloned(),
-            gate: gate.clone(),
-            up: up.clone(),
-            activation,
-        };
+        let op =
+            Gated { ops: self.clone(), norm: norm.cloned(), gate: gate.clone(), up: up.clone(), activation };
         one(custom(op, std::slice::from_ref(x), vec![OutputSpec::new(shape, Dtype::F32)])?)
     }
 
@@ -287,19 +305,20 @@ impl Ops {
         cache: Option<(Array, Array)>,
     ) -> Result<AttentionOutput> {
         let shape = vec![dim(call.kv_heads)?, dim(call.capacity)?, dim(call.head_dim)?];
+        let dtype = call.kv.dtype();
         let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), residual.clone()];
         let mut outputs = vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 3)];
         match cache {
             Some((old_keys, old_values)) => {
                 for (i, old) in [old_keys, old_values].into_iter().enumerate() {
                     outputs.push(match old.shape() == shape {
-                        true => OutputSpec::in_place(shape.clone(), Dtype::F16, 4 + i),
-                        false => OutputSpec::new(shape.clone(), Dtype::F16),
+                        true => OutputSpec::in_place(shape.clone(), dtype, 4 + i),
+                        false => OutputSpec::new(shape.clone(), dtype),
                     });
                     inputs.push(old);
                 }
             }
-            None => outputs.extend(vec![OutputSpec::new(shape, Dtype::F16); 2]),
+            None => outputs.extend(vec![OutputSpec::new(shape, dtype); 2]),
         }
         let op = Attend { ops: self.clone(), call };
         let [hidden, keys, values] = <[Array; 3]>::try_from(custom(op, &inputs, outputs)?)
@@ -486,6 +505,34 @@ struct Attend {
 
 impl CpuOp for Attend {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+        match self.call.kv {
+            KvType::F16 => self.attend::<f16>(inputs, outputs),
+            KvType::F32 => self.attend::<f32>(inputs, outputs),
+        }
+    }
+}
+
+/// A type that keys and values are kept in.
+trait KvElement: Element {
+    const FLOAT: FloatType;
+    fn round(value: f32) -> Self;
+}
+impl KvElement for f16 {
+    const FLOAT: FloatType = FloatType::F16;
+    fn round(value: f32) -> Self {
+        // No infinity enters attention.
+        Self::from_f32(value.clamp(Self::MIN.to_f32(), Self::MAX.to_f32()))
+    }
+}
+impl KvElement for f32 {
+    const FLOAT: FloatType = FloatType::F32;
+    fn round(value: f32) -> Self {
+        value
+    }
+}
+
+impl Attend {
+    fn attend<T: KvElement>(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let call = &self.call;
         let (queries, keys, values, old) = match inputs {
             [q, k, v, old @ ..] => (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?, old),
@@ -501,12 +548,12 @@ impl CpuOp for Attend {
         if length > call.capacity {
             return Err(Error::new(format!("{length} rows do not fit a cache of {}", call.capacity)));
         }
-        let cached_keys = cached_keys.as_mut_slice::<f16>()?;
-        let cached_values = cached_values.as_mut_slice::<f16>()?;
+        let cached_keys = cached_keys.as_mut_slice::<T>()?;
+        let cached_values = cached_values.as_mut_slice::<T>()?;
         // A cache that grew: only then are old buffers among the inputs.
         if let [old_keys, old_values] = old {
-            copy_rows(old_keys, cached_keys, call)?;
-            copy_rows(old_values, cached_values, call)?;
+            copy_rows(old_keys.as_slice()?, cached_keys, call)?;
+            copy_rows(old_values.as_slice()?, cached_values, call)?;
         }
 
         SCRATCH.with_borrow_mut(|scratch| {
@@ -515,9 +562,10 @@ impl CpuOp for Attend {
             let rotated_keys = take(&mut scratch.second, keys.len());
             rotated_keys.copy_from_slice(keys);
             if let Some(rotations) = &call.rotations {
-                for (x, heads, width) in
-                    [(&mut *rotated_queries, call.heads, q_width), (&mut *rotated_keys, call.kv_heads, kv_width)]
-                {
+                for (x, heads, width) in [
+                    (&mut *rotated_queries, call.heads, q_width),
+                    (&mut *rotated_keys, call.kv_heads, kv_width),
+                ] {
                     let strides = (call.head_dim, width);
                     cpu::rope(&self.ops.cpu, x, heads, call.head_dim, strides, rotations, call.traditional)
                         .map_err(error)?;
@@ -528,7 +576,7 @@ impl CpuOp for Attend {
 
             let attended = take(&mut scratch.third, queries.len());
             let cached = |rows| KeyValues::Dense {
-                float: FloatType::F16,
+                float: T::FLOAT,
                 data: bytemuck::cast_slice(rows),
                 head_stride: call.capacity * call.head_dim,
                 key_stride: call.head_dim,
@@ -556,8 +604,7 @@ impl CpuOp for Attend {
 }
 
 /// Copies the used rows of a smaller cache.
-fn copy_rows(old: &Input<'_>, new: &mut [f16], call: &AttentionCall) -> Result<()> {
-    let old = old.as_slice::<f16>()?;
+fn copy_rows<T: KvElement>(old: &[T], new: &mut [T], call: &AttentionCall) -> Result<()> {
     let (old_head, new_head) = (old.len() / call.kv_heads, call.capacity * call.head_dim);
     let used = call.offset * call.head_dim;
     if used > old_head.min(new_head) {
@@ -569,15 +616,14 @@ fn copy_rows(old: &Input<'_>, new: &mut [f16], call: &AttentionCall) -> Result<(
     Ok(())
 }
 
-/// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`. Values beyond
-/// float16 are held at its largest, so that no infinity enters attention.
-fn append_rows(rows: &[f32], cache: &mut [f16], call: &AttentionCall) {
+/// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`.
+fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall) {
     let (dim, heads) = (call.head_dim, call.kv_heads);
     for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
         for (head, values) in row.chunks_exact(dim).enumerate() {
             let at = (head * call.capacity + call.offset + i) * dim;
             for (target, &value) in cache[at..at + dim].iter_mut().zip(values) {
-                *target = f16::from_f32(value.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
+                *target = T::round(value);
             }
         }
     }

@@ -151,7 +151,7 @@ impl Numerics {
     fn kernels(&self) -> Option<Kernels<'_>> {
         match self {
             Self::Mlx => None,
-            Self::Kernels { ops, interleave } => Some(Kernels { ops, interleave: *interleave }),
+            Self::Kernels { ops, interleave, .. } => Some(Kernels { ops, interleave: *interleave }),
         }
     }
 }
