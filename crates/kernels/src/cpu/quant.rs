@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::Cpu;
 use super::buffer::{Buffer, SharedMut};
@@ -122,6 +123,18 @@ impl QuantFormat {
             return Err(parameter("quantized shape", shape, "without a zero and whole groups wide"));
         }
         Ok(())
+    }
+
+    /// The values of all 8-bit scales of an fp mode, as [`read_scale`](Self::read_scale) gives them.
+    pub(crate) fn fp_scales(self) -> &'static [f32; 256] {
+        static TABLES: [OnceLock<[f32; 256]>; 4] = [const { OnceLock::new() }; 4];
+        let table = match self {
+            Self::Affine { .. } => 0,
+            Self::Mxfp4 => 1,
+            Self::Nvfp4 => 2,
+            Self::Mxfp8 => 3,
+        };
+        TABLES[table].get_or_init(|| std::array::from_fn(|byte| self.read_scale(&[byte as u8])))
     }
 
     /// The value of a stored scale. An fp4 code counts in halves, which its scale takes up.
