@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use russet_hub::Store;
-use russet_model::Fidelity;
+use russet_model::{CpuOptions, Fidelity, KvType, Precision};
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
@@ -70,19 +70,68 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// auto, l1 (bit-exact with mlx-lm), l2 (bit-exact with mlx-optiq) or l3 (measured error)
+    /// auto (l1 on a GPU, l3 on a CPU), l1 (bit-exact with mlx-lm), l2 (bit-exact with mlx-optiq) or l3
+    /// (measured error, fast)
     #[arg(long, value_name = "TIER", default_value = "auto")]
     pub(crate) fidelity: Fidelity,
 
-    /// Prompt tokens per prefill call
-    #[arg(
-        long,
-        value_name = "N",
-        alias = "prefill-step-size",
-        default_value_t = russet_engine::DEFAULT_PREFILL_CHUNK,
-        value_parser = at_least_one
-    )]
-    pub(crate) prefill_chunk: usize,
+    /// Prompt tokens per prefill call [default: 2048 at l1, 256 at l3]
+    #[arg(long, value_name = "N", alias = "prefill-step-size", value_parser = at_least_one)]
+    pub(crate) prefill_chunk: Option<usize>,
+
+    /// Threads of the CPU kernels [default: the physical cores]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+
+    /// Precision of activations in the CPU kernels' products with quantized weights
+    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
+    pub(crate) activations: Activations,
+
+    /// What the CPU kernels keep keys and values in
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCache::F16)]
+    pub(crate) kv_cache: KvCache,
+
+    /// Compute from the mapped weights as stored: slower, without memory of their own for the weights
+    #[arg(long)]
+    pub(crate) no_repack: bool,
+}
+
+/// Precision of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Activations {
+    /// As they are
+    F32,
+    /// 16-bit integers per 32 values, nearly lossless
+    Int16,
+    /// 8-bit integers per 32 values, fastest
+    Int8,
+}
+
+/// The type of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvCache {
+    /// Half the memory
+    F16,
+    /// Exact
+    F32,
+}
+
+impl ModelArgs {
+    pub(crate) fn cpu_options(&self) -> CpuOptions {
+        CpuOptions {
+            threads: self.threads,
+            precision: match self.activations {
+                Activations::F32 => Precision::F32,
+                Activations::Int16 => Precision::Int16,
+                Activations::Int8 => Precision::Int8,
+            },
+            interleave: !self.no_repack,
+            kv: match self.kv_cache {
+                KvCache::F16 => KvType::F16,
+                KvCache::F32 => KvType::F32,
+            },
+        }
+    }
 }
 
 /// How tokens are picked. Names and meanings are mlx-lm's; what is omitted comes from the model's
@@ -228,9 +277,6 @@ pub(crate) struct BenchArgs {
     /// Measured runs, after one that is not counted
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(crate) runs: usize,
-    /// Threads; MLX's CPU operations use one
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub(crate) threads: Option<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -244,6 +290,8 @@ pub(crate) enum EvalCommand {
     Logits(EvalLogitsArgs),
     /// Compare two recordings; exits with 1 when any bit differs
     Compare(EvalCompareArgs),
+    /// Measure the error of fidelity l3 on a text, against the f32 computation of the same weights
+    Error(EvalErrorArgs),
 }
 
 #[derive(Args)]
@@ -277,6 +325,21 @@ pub(crate) struct EvalCompareArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct EvalErrorArgs {
+    /// The model [default: the starter model]
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// Text to read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) text: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
