@@ -1,4 +1,4 @@
-use russet_mlx::{Array, Quantized};
+use russet_mlx::{Array, QuantizationMode, Quantized};
 
 use super::Loader;
 use crate::Result;
@@ -28,7 +28,7 @@ impl Linear {
             Some(q) => {
                 let quantized = loader.quantized(path, outputs, inputs, q)?;
                 if loader.quantize_activations {
-                    if bias || q.mode == russet_mlx::QuantizationMode::Affine {
+                    if bias || !matches!(q.mode, QuantizationMode::Nvfp4 | QuantizationMode::Mxfp8) {
                         let message = "quantize_activations needs mode nvfp4 or mxfp8 and no bias";
                         return Err(loader.weights.error(path, message));
                     }
