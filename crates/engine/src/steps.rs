@@ -33,7 +33,7 @@ struct Pending {
     token: Array,
     logits: Array,
     logprobs: Array,
-    /// Log-probability of the token; NaN when any logit was.
+    /// Log-probability of the token; not finite when any logit was NaN or positive infinity.
     check: Array,
 }
 
@@ -168,7 +168,7 @@ impl<'m> Steps<'m> {
             self.next = Some(next);
         }
         let token = current.token.item::<u32>()?;
-        if current.check.item::<f32>()?.is_nan() {
+        if !current.check.item::<f32>()?.is_finite() {
             self.next = None;
             let tokens = self.prompt_length + self.produced;
             return Err(Error::NotFinite { tokens, dtype: current.logits.dtype() });
