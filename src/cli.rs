@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-use russet_model::Fidelity;
+use russet_model::{CpuOptions, Fidelity, Precision};
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
@@ -62,7 +62,8 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// auto, l1 (bit-exact with mlx-lm), l2 (bit-exact with mlx-optiq) or l3 (measured error)
+    /// auto (l1 on a GPU, l3 on a CPU), l1 (bit-exact with mlx-lm), l2 (bit-exact with mlx-optiq) or l3
+    /// (measured error, fast)
     #[arg(long, value_name = "TIER", default_value = "auto")]
     pub(crate) fidelity: Fidelity,
 
@@ -75,6 +76,43 @@ pub(crate) struct ModelArgs {
         value_parser = at_least_one
     )]
     pub(crate) prefill_chunk: usize,
+
+    /// Threads of the CPU kernels [default: the physical cores]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+
+    /// Precision of activations in the CPU kernels' products with quantized weights
+    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
+    pub(crate) activations: Activations,
+
+    /// Compute from the mapped weights as stored: slower, without memory of their own for the weights
+    #[arg(long)]
+    pub(crate) no_repack: bool,
+}
+
+/// Precision of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Activations {
+    /// As they are
+    F32,
+    /// 16-bit integers per 32 values, nearly lossless
+    Int16,
+    /// 8-bit integers per 32 values, fastest
+    Int8,
+}
+
+impl ModelArgs {
+    pub(crate) fn cpu_options(&self) -> CpuOptions {
+        CpuOptions {
+            threads: self.threads,
+            precision: match self.activations {
+                Activations::F32 => Precision::F32,
+                Activations::Int16 => Precision::Int16,
+                Activations::Int8 => Precision::Int8,
+            },
+            interleave: !self.no_repack,
+        }
+    }
 }
 
 /// How tokens are picked. Names and meanings are mlx-lm's; what is omitted comes from the model's
@@ -220,9 +258,6 @@ pub(crate) struct BenchArgs {
     /// Measured runs, after one that is not counted
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(crate) runs: usize,
-    /// Threads; MLX's CPU operations use one
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub(crate) threads: Option<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

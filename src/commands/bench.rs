@@ -2,8 +2,8 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
-use russet_engine::{Sampling, Steps};
+use anyhow::{Context, Result};
+use russet_engine::{StepOptions, Steps};
 use russet_model::Model;
 use serde_json::{Value, json};
 
@@ -19,9 +19,6 @@ struct Run {
 }
 
 pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
-    if args.threads.is_some_and(|n| n != 1) {
-        bail!("--threads {}: MLX's CPU operations use one thread", args.threads.unwrap_or(0));
-    }
     interrupt::install()?;
     let located = Located::find(args.model.as_deref(), &args.loading.store)?;
     let model = located.load_model(&args.loading)?;
@@ -39,7 +36,7 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     let report = json!({
         "model": located.name,
         "device": russet_mlx::Device::default_device().to_string(),
-        "threads": args.threads.unwrap_or(1),
+        "threads": model.numerics().threads(),
         "fidelity": model.tier().to_string(),
         "prompt_tokens": args.prompt_tokens,
         "gen_tokens": args.gen_tokens,
@@ -70,16 +67,16 @@ fn measure(model: &Model, prompt: &[u32], args: &BenchArgs) -> Result<Option<Run
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
     };
-    let Some(steps) =
-        Steps::start(model, prompt, Sampling::default(), 0, args.loading.prefill_chunk, &mut go_on)?
-    else {
-        return Ok(None);
+    let options = StepOptions {
+        prefill_chunk: args.loading.prefill_chunk,
+        // One more token than is counted: the first belongs to the prefill.
+        limit: Some(args.gen_tokens + 1),
+        ..StepOptions::default()
     };
-    // One more token than is counted: the first belongs to the prefill.
-    let mut steps = steps.limit(args.gen_tokens + 1);
+    let Some(mut steps) = Steps::start(model, prompt, options, &mut go_on)? else { return Ok(None) };
     steps.next().context("no token was generated")??;
     let first = Instant::now();
-    for step in steps {
+    for step in steps.by_ref() {
         step?;
         if interrupt::is_requested() {
             return Ok(None);

@@ -7,7 +7,7 @@ use std::path::Path;
 use russet_mlx::{Array, Dtype, eval, load_safetensors, save_safetensors, stack};
 use russet_model::Model;
 
-use crate::{Error, Result, Sampling, Steps};
+use crate::{Error, Result, Sampling, StepOptions, Steps};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -36,17 +36,16 @@ impl Recording {
     /// # Errors
     /// As [`Steps::start`].
     pub fn run(&self, model: &Model) -> Result<BTreeMap<String, Array>> {
-        let start = Steps::start(
-            model,
-            &self.tokens,
-            self.sampling.clone(),
-            self.seed,
-            self.prefill_chunk,
-            &mut |_| ControlFlow::Continue(()),
-        )?;
+        let options = StepOptions {
+            sampling: self.sampling.clone(),
+            seed: self.seed,
+            prefill_chunk: self.prefill_chunk,
+            limit: Some(self.steps + 1),
+        };
+        let start = Steps::start(model, &self.tokens, options, &mut |_| ControlFlow::Continue(()))?;
         let steps = start.ok_or_else(|| Error::Prompt("the prefill was cancelled".into()))?;
         let (mut tokens, mut logits, mut logprobs) = (Vec::new(), Vec::new(), Vec::new());
-        for step in steps.limit(self.steps + 1) {
+        for step in steps {
             let step = step?;
             eval(&[step.logits.clone(), step.logprobs.clone()])?;
             tokens.push(step.token);

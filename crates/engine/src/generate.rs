@@ -3,10 +3,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_mlx::memory;
-use russet_model::{Fidelity, Model};
+use russet_model::{CpuOptions, Fidelity, Model};
 use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
 
-use crate::{DEFAULT_PREFILL_CHUNK, Error, Result, Sampling, Steps};
+use crate::{DEFAULT_PREFILL_CHUNK, Error, Result, Sampling, StepOptions, Steps};
 
 /// A model with its tokenizer.
 pub struct LanguageModel {
@@ -24,8 +24,8 @@ impl LanguageModel {
     /// # Errors
     /// As [`Model::load`] and [`Tokenizer::from_dir`], and when the tokenizer has ids that the embedding
     /// lacks.
-    pub fn load(dir: &Path, fidelity: Fidelity) -> Result<Self> {
-        let model = Model::load(dir, fidelity)?;
+    pub fn load(dir: &Path, fidelity: Fidelity, cpu: CpuOptions) -> Result<Self> {
+        let model = Model::load(dir, fidelity, cpu)?;
         let tokenizer = Tokenizer::from_dir(dir)?;
         let (tokens, rows) = (tokenizer.vocab_size(), model.shape().vocabulary as usize);
         if tokens > rows {
@@ -177,14 +177,13 @@ pub fn generate(
         finish_reason: FinishReason::Cancelled,
         statistics: Statistics { prompt_tokens: request.prompt.len(), ..Statistics::default() },
     };
-    let steps = Steps::start(
-        model,
-        &request.prompt,
-        request.sampling.clone(),
-        request.seed,
-        request.prefill_chunk,
-        &mut |done| on_event(Event::Prompt(done)),
-    )?;
+    let options = StepOptions {
+        sampling: request.sampling.clone(),
+        seed: request.seed,
+        prefill_chunk: request.prefill_chunk,
+        limit: Some(max_tokens),
+    };
+    let steps = Steps::start(model, &request.prompt, options, &mut |done| on_event(Event::Prompt(done)))?;
     let mut first_token = None;
     if let Some(steps) = steps {
         let mut detokenizer = tokenizer.detokenizer();
@@ -193,7 +192,7 @@ pub fn generate(
         }
         let mut stop = StopMatcher::new(request.stop.iter().cloned());
         generation.finish_reason = FinishReason::Length;
-        for step in steps.limit(max_tokens) {
+        for step in steps {
             let token = step?.token;
             first_token.get_or_insert_with(Instant::now);
             generation.tokens.push(token);

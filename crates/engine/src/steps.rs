@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use russet_mlx::random::KeySequence;
 use russet_mlx::{Array, Dtype, async_eval, concatenate, eval, memory};
-use russet_model::{Cache, Model};
+use russet_model::{Cache, Model, Tier};
 
 use crate::sampling::Sampling;
 use crate::{Error, Result};
@@ -33,35 +33,53 @@ struct Pending {
     token: Array,
     logits: Array,
     logprobs: Array,
-    /// Log-probability of the token; not finite when any logit was NaN or positive infinity.
+    /// The token's log-probability, or its logit where nothing else needs log-probabilities; not finite when
+    /// a logit was NaN or positive infinity.
     check: Array,
 }
 
 impl Pending {
     fn launch(&self) -> Result<()> {
-        Ok(async_eval(&[self.token.clone(), self.logprobs.clone(), self.check.clone()])?)
+        Ok(async_eval(&[self.token.clone(), self.check.clone()])?)
     }
 }
 
-/// One sequence being generated: an endless iterator over [`Step`]s.
+/// How a sequence is generated.
+#[derive(Clone, Debug)]
+pub struct StepOptions {
+    /// How tokens are picked.
+    pub sampling: Sampling,
+    /// Seed of the sampler.
+    pub seed: u64,
+    /// Prompt tokens per prefill call.
+    pub prefill_chunk: usize,
+    /// Tokens wanted; the iterator ends after them, and no step runs in vain.
+    pub limit: Option<usize>,
+}
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        Self { sampling: Sampling::default(), seed: 0, prefill_chunk: DEFAULT_PREFILL_CHUNK, limit: None }
+    }
+}
+
+/// One sequence being generated: an iterator over [`Step`]s.
 ///
-/// While a token is read, the step after it already runs. [`Steps::limit`] says how many tokens are
-/// wanted, so that no step runs in vain.
+/// While a token is read, the step after it already runs.
 pub struct Steps<'m> {
     model: &'m Model,
-    sampling: Sampling,
+    options: StepOptions,
     keys: KeySequence,
     cache: Cache,
     /// All tokens so far, kept only when processors ask for them.
     history: Option<Array>,
     next: Option<Pending>,
     produced: usize,
-    limit: Option<usize>,
     prompt_length: usize,
 }
 
 impl<'m> Steps<'m> {
-    /// Runs the prompt, all but its last token in chunks of `prefill_chunk`, and starts the first step.
+    /// Runs the prompt, all but its last token in chunks, and starts the first step.
     ///
     /// `progress` hears how many prompt tokens are done, before the first and after each chunk;
     /// breaking ends the prefill and gives `None`.
@@ -71,31 +89,31 @@ impl<'m> Steps<'m> {
     pub fn start(
         model: &'m Model,
         prompt: &[u32],
-        sampling: Sampling,
-        seed: u64,
-        prefill_chunk: usize,
+        options: StepOptions,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Self>> {
         let Some((&last, rest)) = prompt.split_last() else {
             return Err(Error::Prompt("the prompt is empty: give at least one token".into()));
         };
-        if prefill_chunk == 0 {
+        if options.prefill_chunk == 0 {
             let message = "0 is not a number of at least 1".into();
             return Err(Error::Option { option: "prefill-chunk", message });
         }
         model.check_tokens(prompt)?;
-        sampling.check(model.shape().vocabulary)?;
+        options.sampling.check(model.shape().vocabulary)?;
 
+        let mut cache = model.new_cache();
+        cache.reserve(prompt.len().saturating_add(options.limit.unwrap_or(0)));
+        let prefill_chunk = options.prefill_chunk;
         let mut steps = Self {
             model,
-            keys: KeySequence::new(seed)?,
-            cache: model.new_cache(),
+            keys: KeySequence::new(options.seed)?,
+            cache,
             history: None,
             next: None,
             produced: 0,
-            limit: None,
             prompt_length: prompt.len(),
-            sampling,
+            options,
         };
         let mut done = 0;
         if progress(done).is_break() {
@@ -119,12 +137,6 @@ impl<'m> Steps<'m> {
         Ok(Some(steps))
     }
 
-    /// Ends the iterator after `tokens` tokens.
-    pub fn limit(mut self, tokens: usize) -> Self {
-        self.limit = Some(tokens);
-        self
-    }
-
     /// The state of the sequence. It has consumed one more token than were yielded while the next
     /// step runs.
     pub fn cache(&self) -> &Cache {
@@ -132,7 +144,7 @@ impl<'m> Steps<'m> {
     }
 
     fn remember(&mut self, tokens: &Array) -> Result<()> {
-        if self.sampling.has_processors() {
+        if self.options.sampling.has_processors() {
             self.history = Some(match self.history.take() {
                 Some(history) => concatenate(&[history, tokens.clone()], 0)?,
                 None => tokens.clone(),
@@ -147,22 +159,28 @@ impl<'m> Steps<'m> {
         let logits = self.model.logits(&hidden)?.slice_axis(1, -1, i32::MAX)?.squeeze([1])?;
         self.remember(token)?;
         let processed = match &self.history {
-            Some(history) => self.sampling.process(&logits, history)?,
+            Some(history) => self.options.sampling.process(&logits, history)?,
             None => logits.clone(),
         };
         let normalizer = processed.logsumexp([0, 1], true)?;
         let logprobs = processed.subtract(&normalizer)?;
-        let token = self.sampling.sample(&logprobs, &mut self.keys)?.astype(Dtype::U32)?;
-        let check = logprobs.take_along_axis(&token.expand_dims([0])?, -1)?;
+        // Log-probabilities are computed only if somebody reads them, unless equality with mlx-lm needs
+        // them: rounded, they may have ties that logits do not have.
+        let scores = match self.model.tier() {
+            Tier::L3 if self.options.sampling.temperature == 0.0 => &processed,
+            _ => &logprobs,
+        };
+        let token = self.options.sampling.sample(scores, &mut self.keys)?.astype(Dtype::U32)?;
+        let check = scores.take_along_axis(&token.expand_dims([0])?, -1)?;
         Ok(Pending { token, logits: logits.squeeze([0])?, logprobs: logprobs.squeeze([0])?, check })
     }
 
     fn advance(&mut self) -> Result<Option<Step>> {
-        if self.limit.is_some_and(|limit| self.produced >= limit) {
+        if self.options.limit.is_some_and(|limit| self.produced >= limit) {
             return Ok(None);
         }
         let Some(current) = self.next.take() else { return Ok(None) };
-        if self.limit.is_none_or(|limit| self.produced + 1 < limit) {
+        if self.options.limit.is_none_or(|limit| self.produced + 1 < limit) {
             let next = self.step(&current.token)?;
             next.launch()?;
             self.next = Some(next);

@@ -4,8 +4,8 @@ use std::fs;
 use std::ops::ControlFlow;
 
 use russet_engine::evaluate::Recording;
-use russet_engine::{Error, Generation, LanguageModel, Request, Sampling, Steps, generate};
-use russet_model::{Fidelity, Model};
+use russet_engine::{Error, Generation, LanguageModel, Request, Sampling, StepOptions, Steps, generate};
+use russet_model::{CpuOptions, Fidelity, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
 use serde_json::json;
 use tempfile::TempDir;
@@ -37,7 +37,7 @@ fn written(checkpoint: &TinyCheckpoint) -> TempDir {
 }
 
 fn language_model(checkpoint: &TinyCheckpoint) -> LanguageModel {
-    LanguageModel::load(written(checkpoint).path(), Fidelity::Auto).unwrap()
+    LanguageModel::load(written(checkpoint).path(), Fidelity::Auto, CpuOptions::default()).unwrap()
 }
 
 fn generated(model: &LanguageModel, prompt: Vec<u32>, max_tokens: usize) -> Result<Generation, Error> {
@@ -45,14 +45,15 @@ fn generated(model: &LanguageModel, prompt: Vec<u32>, max_tokens: usize) -> Resu
 }
 
 fn start<'m>(model: &'m Model, prompt: &[u32], sampling: Sampling) -> Result<Steps<'m>, Error> {
-    let steps = Steps::start(model, prompt, sampling, 0, 2, &mut |_| ControlFlow::Continue(()))?;
+    let options = StepOptions { sampling, prefill_chunk: 2, ..StepOptions::default() };
+    let steps = Steps::start(model, prompt, options, &mut |_| ControlFlow::Continue(()))?;
     Ok(steps.unwrap())
 }
 
 /// Writes `value` over the first element of a float32 tensor, and its negative over the 33rd, which in the
 /// head belongs to another token: of two infinite logits one is positive.
-fn damage(name: &str, value: f32) -> TinyCheckpoint {
-    let mut checkpoint = checkpoint();
+fn damage(format: Format, name: &str, value: f32) -> TinyCheckpoint {
+    let mut checkpoint = TinyCheckpoint::llama(format);
     let data = &mut checkpoint.tensors.get_mut(name).unwrap().data;
     data[..4].copy_from_slice(&value.to_le_bytes());
     if let Some(element) = data.get_mut(128..132) {
@@ -93,19 +94,31 @@ fn weights_that_are_not_finite_are_an_error_under_every_sampler() {
         Sampling { xtc_probability: 1.0, ..warm.clone() },
         Sampling { repetition_penalty: Some(1.5), ..greedy },
     ];
-    for name in [
-        "lm_head.weight",
-        "model.norm.weight",
-        "model.layers.0.self_attn.k_proj.weight",
-        "model.layers.1.mlp.down_proj.weight",
-        "model.layers.1.input_layernorm.weight",
-    ] {
-        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let dir = written(&damage(name, value));
-            let model = Model::load(dir.path(), Fidelity::Auto).unwrap();
+    let affine = Format::Affine { bits: 4, group: 32 };
+    let damaged = [
+        (Format::Dense, "lm_head.weight"),
+        (Format::Dense, "model.norm.weight"),
+        (Format::Dense, "model.layers.0.self_attn.k_proj.weight"),
+        (Format::Dense, "model.layers.1.mlp.down_proj.weight"),
+        (Format::Dense, "model.layers.1.input_layernorm.weight"),
+        (affine, "lm_head.scales"),
+        (affine, "model.norm.weight"),
+        (affine, "model.layers.0.self_attn.v_proj.biases"),
+        (affine, "model.layers.1.input_layernorm.weight"),
+        (Format::Mxfp4, "model.norm.weight"),
+        (Format::Mxfp8, "model.norm.weight"),
+        (Format::Nvfp4, "model.layers.1.input_layernorm.weight"),
+    ];
+    let cases = damaged.iter().flat_map(|damage| [f32::NAN, f32::INFINITY].map(|value| (damage, value)));
+    // The kernels' float16 keys and values have no infinities.
+    let cases = cases.filter(|((_, name), value)| value.is_nan() || !name.contains("self_attn"));
+    for ((format, name), value) in cases {
+        let dir = written(&damage(*format, name, value));
+        for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
+            let model = Model::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
             for sampling in &samplers {
+                let what = format!("{format:?} {name} {value} {fidelity:?} {sampling:?}");
                 let mut steps = start(&model, &[1, 2, 3], sampling.clone()).unwrap();
-                let what = format!("{name} {value} {sampling:?}");
                 match steps.next() {
                     Some(Err(Error::NotFinite { tokens, .. })) => assert_eq!(tokens, 3, "{what}"),
                     other => panic!("{what}: {other:?}"),
@@ -118,7 +131,7 @@ fn weights_that_are_not_finite_are_an_error_under_every_sampler() {
 
 #[test]
 fn a_token_whose_embedding_is_nan_ends_the_generation_that_reaches_it() {
-    let model = language_model(&damage("model.embed_tokens.weight", f32::NAN));
+    let model = language_model(&damage(Format::Dense, "model.embed_tokens.weight", f32::NAN));
     assert_message(generated(&model, vec![1, 0], 8), &["not finite after 2 tokens", "float32"]);
     let recording =
         Recording { tokens: vec![0], steps: 1, prefill_chunk: 1, sampling: Sampling::default(), seed: 0 };
@@ -172,10 +185,16 @@ fn a_missing_or_broken_tokenizer_is_named() {
     let path = dir.path().join("tokenizer.json");
     for text in ["", "{", "[]", "{}", "{\"model\": {\"type\": \"WordLevel\"}}"] {
         fs::write(&path, text).unwrap();
-        assert_message(LanguageModel::load(dir.path(), Fidelity::Auto), &["tokenizer.json"]);
+        assert_message(
+            LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()),
+            &["tokenizer.json"],
+        );
     }
     fs::remove_file(&path).unwrap();
-    assert_message(LanguageModel::load(dir.path(), Fidelity::Auto), &["tokenizer.json", "does not exist"]);
+    assert_message(
+        LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()),
+        &["tokenizer.json", "does not exist"],
+    );
 }
 
 #[test]
@@ -184,6 +203,6 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
     for count in [VOCABULARY + 1, 1000] {
         fs::write(dir.path().join("tokenizer.json"), tokenizer(count)).unwrap();
         let parts = [dir.path().to_str().unwrap(), &*format!("{count} tokens"), "only 48 rows"];
-        assert_message(LanguageModel::load(dir.path(), Fidelity::Auto), &parts);
+        assert_message(LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()), &parts);
     }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use russet_engine::evaluate::Recording;
-use russet_engine::{Sampling, Steps};
+use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
-use russet_model::{Fidelity, Model, Tier};
+use russet_model::{CpuOptions, Fidelity, Model, Tier};
 use russet_testing::{Case, Oracle, Reference, ReferenceSpec, llama_cases, sampling_cases};
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
@@ -90,7 +90,7 @@ fn part_failures(oracle: &Oracle, cases: &[Case]) -> Vec<String> {
         let dir = oracle.fixture(&case.fixture);
         let reference = oracle.reference(&dir, &case.reference);
         if loaded.as_ref().is_none_or(|(path, _)| *path != dir) {
-            match Model::load(&dir, Fidelity::Tier(Tier::L1)) {
+            match Model::load(&dir, Fidelity::Tier(Tier::L1), CpuOptions::default()) {
                 Ok(model) => loaded = Some((dir.clone(), model)),
                 Err(e) => {
                     failures.push(format!("{}: {e}", case.name));
@@ -133,17 +133,21 @@ fn yielding_fewer_tokens_changes_none_of_them() {
     let Some(case) = sampling_cases().into_iter().find(|c| c.reference.sampling.temp > 0.0) else {
         panic!("no case samples");
     };
-    let model = Model::load(&oracle.fixture(&case.fixture), Fidelity::Auto).unwrap();
+    let model =
+        Model::load(&oracle.fixture(&case.fixture), Fidelity::Tier(Tier::L1), CpuOptions::default()).unwrap();
     let spec = recording(&case.reference);
     let tokens = |limit: usize| -> Vec<u32> {
-        Steps::start(&model, &spec.tokens, spec.sampling.clone(), spec.seed, 5, &mut |_| {
-            std::ops::ControlFlow::Continue(())
-        })
-        .unwrap()
-        .unwrap()
-        .limit(limit)
-        .map(|step| step.unwrap().token)
-        .collect()
+        let options = StepOptions {
+            sampling: spec.sampling.clone(),
+            seed: spec.seed,
+            prefill_chunk: 5,
+            limit: Some(limit),
+        };
+        Steps::start(&model, &spec.tokens, options, &mut |_| std::ops::ControlFlow::Continue(()))
+            .unwrap()
+            .unwrap()
+            .map(|step| step.unwrap().token)
+            .collect()
     };
     let all = tokens(20);
     assert_eq!(all.len(), 20);

@@ -38,7 +38,7 @@ pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 pub use io::{SafetensorsFile, load_safetensors, save_safetensors};
 pub use kernel::{Backend, Kernel, KernelLaunch, KernelSource, TemplateArgument};
-pub use mapped::MappedFile;
+pub use mapped::{MappedFile, MappedSlice};
 pub use ops::{concatenate, select, stack};
 pub use quantized::{Quantization, QuantizationMode, Quantized};
 pub use transforms::{Compiled, async_eval, compile, eval};

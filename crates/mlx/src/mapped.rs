@@ -42,6 +42,17 @@ impl MappedFile {
         !ffi::gpu_available()
     }
 
+    /// `length` bytes from `offset`, to be read on any thread.
+    ///
+    /// # Errors
+    /// When the range is not inside the file.
+    pub fn slice(&self, offset: usize, length: usize) -> Result<MappedSlice> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.0.len() => Ok(MappedSlice { map: self.0.clone(), offset, length }),
+            _ => Err(Error::new(format!("bytes {offset}..+{length} are outside the mapping"))),
+        }
+    }
+
     /// An array over the bytes from `offset`, which may have any alignment. It keeps the mapping alive
     /// and is never written to.
     ///
@@ -64,5 +75,46 @@ impl MappedFile {
         // SAFETY: the range and the 8 bytes before it lie in the mapping, which `owner` keeps alive.
         // MLX does not take over buffers that it does not own, so nothing writes to it.
         wrap(unsafe { ffi::from_external(self.0.as_ptr().add(offset), dims, dtype as u8, owner) })
+    }
+}
+
+/// A part of a mapped file; keeps the mapping alive.
+#[derive(Clone)]
+pub struct MappedSlice {
+    map: Arc<Mmap>,
+    offset: usize,
+    length: usize,
+}
+
+impl MappedSlice {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.offset..self.offset + self.length]
+    }
+
+    /// Tells the system that the bytes are not needed soon, so that they no longer count as this
+    /// process's memory. Reading them again fetches them from the file.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        {
+            let page = 1 << 14;
+            let start = self.offset.next_multiple_of(page);
+            let end = (self.offset + self.length) / page * page;
+            if start < end {
+                // SAFETY: the mapping is read-only and backed by a file, so that dropped pages come back
+                // with the same bytes. Whole pages inside the slice only.
+                let advised = unsafe {
+                    self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+                };
+                // Advice that is not taken costs memory, nothing else.
+                drop(advised);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for MappedSlice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MappedSlice({}..+{})", self.offset, self.length)
     }
 }

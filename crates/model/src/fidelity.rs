@@ -49,24 +49,3 @@ impl FromStr for Fidelity {
         })
     }
 }
-
-impl Fidelity {
-    /// The tier that will run.
-    ///
-    /// # Errors
-    /// When the tier asked for does not exist for this build: nothing falls back silently.
-    pub fn resolve(self) -> Result<Tier> {
-        match self {
-            Self::Auto | Self::Tier(Tier::L1) => Ok(Tier::L1),
-            Self::Tier(Tier::L2) => Err(Error::Fidelity(
-                "fidelity l2 (bit-exact with mlx-optiq) is not defined for this model, whose reference is \
-                 mlx-lm: use l1"
-                    .into(),
-            )),
-            Self::Tier(Tier::L3) => Err(Error::Fidelity(
-                "fidelity l3 (measured error) needs CPU kernels that this version does not have: use l1"
-                    .into(),
-            )),
-        }
-    }
-}

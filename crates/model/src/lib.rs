@@ -12,6 +12,7 @@ mod fidelity;
 pub mod graphs;
 pub mod layers;
 mod model;
+mod numerics;
 mod quantization;
 mod weights;
 
@@ -21,5 +22,7 @@ pub use config::Fields;
 pub use error::{Error, Result};
 pub use fidelity::{Fidelity, Tier};
 pub use model::{Footprint, Model};
+pub use numerics::{CpuOptions, Numerics};
 pub use quantization::QuantizationConfig;
-pub use weights::{TensorInfo, WeightFiles, Weights};
+pub use russet_kernels::cpu::Precision;
+pub use weights::{Tensor, TensorInfo, WeightFiles, Weights};

@@ -4,18 +4,22 @@ use russet_mlx::{Array, Dtype, MappedFile};
 
 use crate::graphs::{self, Graph, Shape};
 use crate::layers::Loader;
-use crate::{Cache, Checkpoint, Error, Fidelity, QuantizationConfig, Result, Tier, WeightFiles};
+use crate::{
+    Cache, Checkpoint, CpuOptions, Error, Fidelity, Numerics, QuantizationConfig, Result, Tier, WeightFiles,
+};
 
 /// A loaded model.
 pub struct Model {
     checkpoint: Checkpoint,
     quantization: Option<QuantizationConfig>,
-    tier: Tier,
+    numerics: Numerics,
     files: WeightFiles,
     graph: Box<dyn Graph>,
     parameters: u64,
-    /// Bytes per value of keys and values: those of the activations.
-    activation_size: usize,
+    /// Bytes of matrices in memory of their own.
+    owned_bytes: usize,
+    /// Bytes per value of keys and values.
+    kv_value_size: usize,
 }
 
 /// Where a model's memory goes, in bytes.
@@ -23,8 +27,10 @@ pub struct Model {
 pub struct Footprint {
     /// All tensors of the weight files.
     pub weights: usize,
-    /// Whether the weights stay in the mapped files, shared with the page cache.
+    /// Whether weights that are not interleaved stay in the mapped files, shared with the page cache.
     pub weights_mapped: bool,
+    /// Weights that were interleaved into memory of their own.
+    pub weights_interleaved: usize,
     /// Keys and values for the context asked for.
     pub kv_cache: usize,
 }
@@ -34,19 +40,19 @@ impl Model {
     ///
     /// # Errors
     /// When the checkpoint is not exactly what its config says, or the fidelity is not available.
-    pub fn load(dir: &Path, fidelity: Fidelity) -> Result<Self> {
+    pub fn load(dir: &Path, fidelity: Fidelity, cpu: CpuOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
         graphs::check_supported(&checkpoint)?;
-        let tier = fidelity.resolve()?;
+        let numerics = Numerics::resolve(fidelity, cpu)?;
         let config = checkpoint.config();
         let quantization = QuantizationConfig::from_config(&config)?;
         let quantize_activations = config.flag("quantize_activations")?.unwrap_or(false);
 
         let files = WeightFiles::open(dir)?;
         let mut weights = files.load()?;
-        let mut loader = Loader::new(&mut weights, quantization.as_ref(), quantize_activations);
+        let mut loader = Loader::new(&mut weights, &numerics, quantization.as_ref(), quantize_activations);
         let graph = graphs::build(&checkpoint, &mut loader)?;
-        let packed = loader.packed_elements();
+        let (packed, owned_bytes) = (loader.packed_elements(), loader.owned_bytes());
         weights.finish()?;
 
         let dense: u64 = files
@@ -56,9 +62,12 @@ impl Model {
             })
             .map(|(_, info)| info.elements() as u64)
             .sum();
-        let activation_size = activation_dtype(graph.as_ref())?.size();
+        let kv_value_size = match numerics {
+            Numerics::Mlx => activation_dtype(graph.as_ref())?.size(),
+            Numerics::Kernels { .. } => Dtype::F16.size(),
+        };
         let parameters = packed + dense;
-        Ok(Self { checkpoint, quantization, tier, files, graph, parameters, activation_size })
+        Ok(Self { checkpoint, quantization, numerics, files, graph, parameters, owned_bytes, kv_value_size })
     }
 
     /// The config files it came from.
@@ -73,7 +82,12 @@ impl Model {
 
     /// The fidelity that runs.
     pub fn tier(&self) -> Tier {
-        self.tier
+        self.numerics.tier()
+    }
+
+    /// Who computes.
+    pub fn numerics(&self) -> &Numerics {
+        &self.numerics
     }
 
     /// The weight files.
@@ -131,7 +145,8 @@ impl Model {
         Footprint {
             weights: self.files.tensors().map(|(_, info)| info.nbytes()).sum(),
             weights_mapped: MappedFile::is_zero_copy(),
-            kv_cache: kv_values * self.activation_size,
+            weights_interleaved: self.owned_bytes,
+            kv_cache: kv_values * self.kv_value_size,
         }
     }
 }

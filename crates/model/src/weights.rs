@@ -3,7 +3,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use russet_mlx::{Array, Dtype, MappedFile};
+use russet_mlx::{Array, Dtype, MappedFile, MappedSlice};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
@@ -178,80 +178,76 @@ impl WeightFiles {
         self.files.iter().map(|(path, map)| (path.as_path(), map.bytes().len()))
     }
 
-    /// Arrays over all tensors; on the CPU they share the mapped memory.
+    /// All tensors; on the CPU they share the mapped memory.
     pub fn load(&self) -> Result<Weights> {
-        let mut arrays = BTreeMap::new();
+        let mut tensors = BTreeMap::new();
         for (name, (file, info)) in &self.tensors {
-            let array = self.files[*file].1.array(info.offset, &info.shape, info.dtype)?;
-            arrays.insert(name.clone(), array);
+            let map = &self.files[*file].1;
+            let tensor = Tensor {
+                array: map.array(info.offset, &info.shape, info.dtype)?,
+                data: map.slice(info.offset, info.nbytes())?,
+            };
+            tensors.insert(name.clone(), tensor);
         }
-        Ok(Weights { dir: self.dir.clone(), arrays })
+        Ok(Weights { dir: self.dir.clone(), tensors })
     }
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// As MLX sees it.
+    pub array: Array,
+    /// Its bytes in the file, little-endian and at any alignment.
+    pub data: MappedSlice,
 }
 
 /// Tensors on their way into a model. Each must be taken exactly once.
 pub struct Weights {
     dir: PathBuf,
-    arrays: BTreeMap<String, Array>,
+    tensors: BTreeMap<String, Tensor>,
 }
 
-impl Weights {
-    /// Whether a tensor of this name is (still) there.
-    pub fn contains(&self, name: &str) -> bool {
-        self.arrays.contains_key(name)
-    }
+/// The dtypes that weights may have where they are numbers and not codes.
+const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
+impl Weights {
     /// The array of this name without taking it.
     pub fn get(&self, name: &str) -> Option<&Array> {
-        self.arrays.get(name)
-    }
-
-    /// Takes a tensor whatever its shape.
-    ///
-    /// # Errors
-    /// When it is missing.
-    pub fn take_any(&mut self, name: &str) -> Result<Array> {
-        self.arrays.remove(name).ok_or_else(|| self.error(name, "is missing from the weight files"))
+        self.tensors.get(name).map(|t| &t.array)
     }
 
     /// Takes a floating-point tensor of this shape.
     ///
     /// # Errors
     /// When it is missing or of another shape or kind.
-    pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        let array = self.take_any(name)?;
-        self.check_shape(name, &array, shape)?;
-        if !matches!(array.dtype(), Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-            let message = format!("is {}, expected float32, float16 or bfloat16", array.dtype());
-            return Err(self.error(name, message));
-        }
-        Ok(array)
+    pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Tensor> {
+        self.take_as(name, shape, &FLOATS)
     }
 
-    /// Takes a tensor of this shape and dtype.
+    /// Takes a tensor of this shape and one of these dtypes.
     ///
     /// # Errors
     /// When it is missing or of another shape or dtype.
-    pub fn take_exact(&mut self, name: &str, shape: &[i32], dtype: Dtype) -> Result<Array> {
-        let array = self.take_any(name)?;
-        self.check_shape(name, &array, shape)?;
-        if array.dtype() != dtype {
-            return Err(self.error(name, format!("is {}, expected {dtype}", array.dtype())));
+    pub fn take_as(&mut self, name: &str, shape: &[i32], dtypes: &[Dtype]) -> Result<Tensor> {
+        let tensor =
+            self.tensors.remove(name).ok_or_else(|| self.error(name, "is missing from the weight files"))?;
+        let (found, dtype) = (tensor.array.shape(), tensor.array.dtype());
+        if found != shape {
+            let message = format!("has shape {found:?}, the config asks for {shape:?}");
+            return Err(self.error(name, message));
         }
-        Ok(array)
-    }
-
-    fn check_shape(&self, name: &str, array: &Array, shape: &[i32]) -> Result<()> {
-        if array.shape() == shape {
-            return Ok(());
+        if !dtypes.contains(&dtype) {
+            let expected: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
+            let message = format!("is {dtype}, expected {}", expected.join(" or "));
+            return Err(self.error(name, message));
         }
-        let message = format!("has shape {:?}, the config asks for {shape:?}", array.shape());
-        Err(self.error(name, message))
+        Ok(tensor)
     }
 
     /// Drops tensors that the reference drops before its strict load.
     pub fn discard(&mut self, unwanted: impl Fn(&str) -> bool) {
-        self.arrays.retain(|name, _| !unwanted(name));
+        self.tensors.retain(|name, _| !unwanted(name));
     }
 
     /// Ends loading.
@@ -260,11 +256,11 @@ impl Weights {
     /// When a tensor was not taken: it belongs to no part of the model, so the checkpoint and the
     /// graph do not fit.
     pub fn finish(self) -> Result<()> {
-        match self.arrays.keys().next() {
+        match self.tensors.keys().next() {
             None => Ok(()),
             Some(name) => {
                 Err(self
-                    .error(name, format!("is not part of this model ({} such tensors)", self.arrays.len())))
+                    .error(name, format!("is not part of this model ({} such tensors)", self.tensors.len())))
             }
         }
     }

@@ -1,23 +1,4 @@
 //! Streaming detokenization, after `mlx_lm.tokenizer_utils`.
-//!
-//! The segments are those of mlx-lm's `StreamingDetokenizer` classes: after every token, [`push`] returns what
-//! `last_segment` would, and [`finish`] what it would after `finalize()`. There are these differences, each where
-//! mlx-lm's stream fails, loses text, or changes text that it has already given out:
-//!
-//! - Token ids that have no token: mlx-lm raises for all but byte-level BPE. Here they add no text (SentencePiece,
-//!   naive), or the `!` that mlx-lm prints for ids past a BPE vocabulary.
-//! - SentencePiece: a token that begins with `<0x` but is no byte (mlx-lm raises) stands for its text.
-//! - BPE, at the end: a held-back token with characters outside the byte alphabet (mlx-lm raises) stands for their
-//!   UTF-8 bytes; the zero byte prints the same way as before the end.
-//! - Naive: mlx-lm finds the new text by its length, so when the decoder rewrites earlier text (a byte run that stops
-//!   being valid UTF-8) the stream repeats or skips characters. Here the stream waits until the decoder again extends
-//!   what was given out, or until the line ends.
-//! - Naive: a line is closed only by a decoded text that ends in a newline as it is. mlx-lm also closes it when the
-//!   newline becomes last by removing U+FFFD or a space, and so loses what it removed.
-//! - Naive: the spaces that Transformers' `clean_up_tokenization_spaces` removes later, are kept.
-//!
-//! [`push`]: StreamingDetokenizer::push
-//! [`finish`]: StreamingDetokenizer::finish
 
 use serde_json::{Value, json};
 
@@ -86,8 +67,9 @@ impl Decoding {
 #[derive(Debug, Default)]
 pub(crate) struct TokenBytes {
     bytes: Vec<u8>,
-    /// Where each token begins in `bytes`, and whether it exists; one more entry for the end.
+    /// Where each token begins in `bytes`; one more entry for the end.
     starts: Vec<u32>,
+    /// The ids that have no token, in order.
     missing: Vec<u32>,
 }
 
@@ -99,7 +81,7 @@ impl TokenBytes {
                 Some(token) => to_bytes(&token, &mut table.bytes),
                 None => table.missing.push(id),
             }
-            // A vocabulary file of 4 GiB of token text is refused before it comes here.
+            // Files with 4 GiB of text are refused before they come here.
             table.starts.push(u32::try_from(table.bytes.len()).unwrap_or(u32::MAX));
         }
         table
@@ -159,8 +141,23 @@ fn byte_of(character: char) -> Option<u8> {
 /// of the generation. Each piece is whole characters, and no later token changes an earlier piece: a character whose
 /// bytes are not all there yet is held back. Bytes that never become a character show as U+FFFD.
 ///
-/// Pieces are the same as those of mlx-lm, with a few differences where mlx-lm's stream fails or contradicts itself;
-/// they are listed in this type's source.
+/// Pieces are those of mlx-lm's `StreamingDetokenizer` classes, chosen in the same way by the `decoder` of tokenizer.json:
+/// [`push`](Self::push) returns what `last_segment` would after the token, and [`finish`](Self::finish) what it would
+/// after `finalize()`. So the first space of a byte-level BPE text is dropped, and those of a SentencePiece text whose
+/// decoder strips them. There are these differences, where mlx-lm's stream fails, loses text, or changes text that it
+/// has already given out:
+///
+/// - Ids that have no token: mlx-lm raises, except for ids past the vocabulary of byte-level BPE, which print `!`. Here
+///   all such ids print `!` in byte-level BPE and nothing in the other kinds.
+/// - SentencePiece: a token that begins with `<0x` but is no byte (mlx-lm raises) stands for its text.
+/// - Byte-level BPE, at the end: characters outside the byte alphabet that were held back (mlx-lm raises) stand for
+///   their UTF-8 bytes, and a zero byte prints as it does elsewhere.
+/// - Other decoders (mlx-lm decodes the line anew with each token): mlx-lm finds the new text by its length, so where
+///   the decoder rewrites earlier text (a run of byte tokens that stops being valid UTF-8) its stream repeats or skips
+///   characters. Here the stream waits until the decoder extends again what was given out, or until the line ends.
+/// - Other decoders: a line is closed by a text that ends in a newline as it is. mlx-lm also closes it when the newline
+///   becomes last by removing U+FFFD or a space, and so loses what it removed.
+/// - Other decoders: spaces that Transformers' `clean_up_tokenization_spaces` would remove later are kept.
 #[derive(Debug, Clone)]
 pub struct StreamingDetokenizer {
     tokenizer: Tokenizer,

@@ -10,6 +10,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 
 use crate::detokenizer::Decoding;
 use crate::special_tokens::SpecialTokens;
+use crate::template::{MAX_DEPTH, check_depth};
 use crate::{ChatTemplate, Error, StreamingDetokenizer};
 
 /// The largest token id that is taken for real. Tables over the vocabulary are as long as its highest id, so an id far
@@ -247,6 +248,13 @@ impl Tokenizer {
         let template = self.chat_template(tools.is_some())?;
         if messages.is_empty() {
             return Err(Error::NoMessages);
+        }
+        let named = variables.iter().map(|(name, value)| (name.clone(), value));
+        let tool =
+            tools.unwrap_or_default().iter().enumerate().map(|(i, value)| (format!("tools[{i}]"), value));
+        let message = messages.iter().enumerate().map(|(i, value)| (format!("messages[{i}]"), value));
+        for (name, value) in named.chain(tool).chain(message) {
+            check_depth(value, MAX_DEPTH - 1, || name.clone())?;
         }
         let mut all: Map<String, Value> = self
             .0

@@ -4,16 +4,18 @@
 //! update of one copy leaves the other as it was.
 
 mod full;
+mod half;
 mod mask;
 mod rotating;
 
 pub use full::KvCache;
+pub use half::HalfKvCache;
 pub use mask::causal_mask;
 pub use rotating::RotatingKvCache;
 
 use russet_mlx::{Array, fast::Mask};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Rows by which a buffer grows, as in mlx-lm.
 const GROWTH: i32 = 256;
@@ -32,12 +34,24 @@ pub enum LayerCache {
     Full(KvCache),
     /// Keys and values of the last tokens, in a ring.
     Rotating(RotatingKvCache),
+    /// Keys and values of all tokens, for the CPU kernels.
+    Half(HalfKvCache),
 }
 
 impl Cache {
     /// Tokens that the sequence has consumed.
     pub fn offset(&self) -> i32 {
         self.layers.first().map_or(0, LayerCache::offset)
+    }
+
+    /// Says how long the sequence will get, so that buffers need not grow on the way.
+    pub fn reserve(&mut self, tokens: usize) {
+        let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);
+        for layer in &mut self.layers {
+            if let LayerCache::Half(cache) = layer {
+                cache.reserve(tokens);
+            }
+        }
     }
 
     /// The arrays that hold the state, for evaluation.
@@ -57,6 +71,7 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.update(keys, values),
             Self::Rotating(cache) => cache.update(keys, values),
+            Self::Half(_) => Err(Error::Input("the CPU kernels' cache is updated by their attention".into())),
         }
     }
 
@@ -65,6 +80,8 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.mask(length, window),
             Self::Rotating(cache) => cache.mask(length, window),
+            // The kernels derive what a query sees from its position.
+            Self::Half(_) => Ok(Mask::None),
         }
     }
 
@@ -73,6 +90,7 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.offset(),
             Self::Rotating(cache) => cache.offset(),
+            Self::Half(cache) => cache.offset(),
         }
     }
 
@@ -81,13 +99,14 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.arrays(),
             Self::Rotating(cache) => cache.arrays(),
+            Self::Half(cache) => cache.arrays(),
         }
     }
 
     /// Whether [`LayerCache::trim`] is exact now.
     pub fn is_trimmable(&self) -> bool {
         match self {
-            Self::Full(_) => true,
+            Self::Full(_) | Self::Half(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
         }
     }
@@ -97,6 +116,7 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.trim(count),
             Self::Rotating(cache) => cache.trim(count),
+            Self::Half(cache) => cache.trim(count),
         }
     }
 }

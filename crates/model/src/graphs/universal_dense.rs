@@ -1,12 +1,13 @@
 //! Dense decoder-only transformers. Reference: `mlx_lm.models.llama`.
 
 use russet_mlx::Array;
-use russet_mlx::fast::{Mask, scaled_dot_product_attention};
 
 use super::{Graph, Shape};
-use crate::cache::{Cache, KvCache, LayerCache, RotatingKvCache};
-use crate::layers::{Embedding, Linear, Loader, RmsNorm, Rope, Swiglu};
-use crate::{Checkpoint, Fields, Result};
+use crate::cache::{Cache, HalfKvCache, KvCache, LayerCache, RotatingKvCache};
+use crate::layers::{
+    Attention, AttentionCall, AttentionSizes, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, project,
+};
+use crate::{Checkpoint, Fields, Numerics, Result};
 
 /// The config of a llama-shaped model, with the reference's defaults.
 struct Args {
@@ -122,83 +123,14 @@ fn layer_types(config: &Fields<'_>) -> Result<(Vec<LayerType>, Option<i32>)> {
     Ok((types, window))
 }
 
-struct Attention {
+struct Block {
+    input_layernorm: RmsNorm,
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
-    o_proj: Linear,
-    heads: i32,
-    kv_heads: i32,
-    scale: f32,
-}
-
-impl Attention {
-    fn load(loader: &mut Loader<'_>, path: &str, args: &Args) -> Result<Self> {
-        let (q, kv, bias) = (args.heads * args.head_dim, args.kv_heads * args.head_dim, args.attention_bias);
-        let mut linear = |name: &str, inputs, outputs| {
-            Linear::load(loader, &format!("{path}.{name}"), inputs, outputs, bias)
-        };
-        Ok(Self {
-            q_proj: linear("q_proj", args.hidden, q)?,
-            k_proj: linear("k_proj", args.hidden, kv)?,
-            v_proj: linear("v_proj", args.hidden, kv)?,
-            o_proj: linear("o_proj", q, args.hidden)?,
-            heads: args.heads,
-            kv_heads: args.kv_heads,
-            scale: f64::from(args.head_dim).powf(-0.5) as f32,
-        })
-    }
-
-    fn forward(&self, x: &Array, rope: &Rope, mask: &Mask, cache: &mut LayerCache) -> Result<Array> {
-        let (batch, length) = (x.dim(0)?, x.dim(1)?);
-        let queries = split_heads(&self.q_proj.forward(x)?, self.heads)?;
-        let keys = split_heads(&self.k_proj.forward(x)?, self.kv_heads)?;
-        let values = split_heads(&self.v_proj.forward(x)?, self.kv_heads)?;
-
-        let offset = cache.offset();
-        let queries = rope.forward(&queries, offset)?;
-        let keys = rope.forward(&keys, offset)?;
-        let (keys, values) = cache.update(&keys, &values)?;
-
-        let out = scaled_dot_product_attention(&queries, &keys, &values, self.scale, mask, None)?;
-        self.o_proj.forward(&out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?)
-    }
-}
-
-/// `[batch, seq, heads * head_dim]` → `[batch, heads, seq, head_dim]`.
-fn split_heads(x: &Array, heads: i32) -> Result<Array> {
-    let (batch, length) = (x.dim(0)?, x.dim(1)?);
-    Ok(x.reshape([batch, length, heads, -1])?.transpose([0, 2, 1, 3])?)
-}
-
-struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
-}
-
-impl Mlp {
-    fn load(loader: &mut Loader<'_>, path: &str, args: &Args) -> Result<Self> {
-        let mut linear = |name: &str, inputs, outputs| {
-            Linear::load(loader, &format!("{path}.{name}"), inputs, outputs, args.mlp_bias)
-        };
-        Ok(Self {
-            gate_proj: linear("gate_proj", args.hidden, args.intermediate)?,
-            up_proj: linear("up_proj", args.hidden, args.intermediate)?,
-            down_proj: linear("down_proj", args.intermediate, args.hidden)?,
-        })
-    }
-
-    fn forward(&self, x: &Array, swiglu: &Swiglu) -> Result<Array> {
-        self.down_proj.forward(&swiglu.forward(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)?)
-    }
-}
-
-struct Block {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
+    attention: Attention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: GatedMlp,
 }
 
 impl Block {
@@ -206,24 +138,34 @@ impl Block {
         let norm = |loader: &mut Loader<'_>, name: &str| {
             RmsNorm::load(loader, &format!("{path}.{name}"), args.hidden, args.norm_eps)
         };
+        let linear = |loader: &mut Loader<'_>, name: &str, heads: i32| {
+            let outputs = heads * args.head_dim;
+            let path = format!("{path}.self_attn.{name}");
+            Linear::load(loader, &path, args.hidden, outputs, args.attention_bias)
+        };
+        let sizes = AttentionSizes {
+            hidden: args.hidden,
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            head_dim: args.head_dim,
+        };
+        let scale = f64::from(args.head_dim).powf(-0.5);
+        let (attention, mlp) = (format!("{path}.self_attn"), format!("{path}.mlp"));
         Ok(Self {
             input_layernorm: norm(loader, "input_layernorm")?,
-            self_attn: Attention::load(loader, &format!("{path}.self_attn"), args)?,
+            q_proj: linear(loader, "q_proj", args.heads)?,
+            k_proj: linear(loader, "k_proj", args.kv_heads)?,
+            v_proj: linear(loader, "v_proj", args.kv_heads)?,
+            attention: Attention::load(loader, &attention, sizes, scale, args.attention_bias)?,
             post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
-            mlp: Mlp::load(loader, &format!("{path}.mlp"), args)?,
+            mlp: GatedMlp::load(loader, &mlp, args.hidden, args.intermediate, args.mlp_bias)?,
         })
     }
 
-    fn forward(
-        &self,
-        x: &Array,
-        rope: &Rope,
-        mask: &Mask,
-        swiglu: &Swiglu,
-        cache: &mut LayerCache,
-    ) -> Result<Array> {
-        let h = x.add(&self.self_attn.forward(&self.input_layernorm.forward(x)?, rope, mask, cache)?)?;
-        Ok(h.add(&self.mlp.forward(&self.post_attention_layernorm.forward(&h)?, swiglu)?)?)
+    fn forward(&self, x: &Array, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Array> {
+        let qkv = project(&self.input_layernorm, [&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let h = self.attention.forward_add(&qkv, x, call, cache)?;
+        self.mlp.forward_add(&self.post_attention_layernorm, &h)
     }
 }
 
@@ -231,7 +173,7 @@ impl Block {
 struct UniversalDense {
     args: Args,
     rope: Rope,
-    swiglu: Swiglu,
+    numerics: Numerics,
     embed_tokens: Embedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
@@ -258,21 +200,22 @@ pub(crate) fn llama(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<
         true => None,
         false => Some(Linear::load(loader, "lm_head", args.hidden, args.vocabulary, false)?),
     };
-    Ok(Box::new(UniversalDense { args, rope, swiglu: Swiglu::new()?, embed_tokens, blocks, norm, lm_head }))
+    let numerics = loader.numerics.clone();
+    Ok(Box::new(UniversalDense { args, rope, numerics, embed_tokens, blocks, norm, lm_head }))
 }
 
 impl UniversalDense {
-    /// The mask of all layers of one type, from the cache of the first of them.
-    fn mask(&self, layer_type: LayerType, length: i32, cache: &Cache) -> Result<Mask> {
+    /// What the layers of one type share in a call, by the cache of the first of them.
+    fn call(&self, layer_type: LayerType, length: i32, cache: &Cache) -> Result<Option<AttentionCall<'_>>> {
         let window = match layer_type {
             LayerType::Full => None,
             LayerType::Sliding => self.args.sliding_window,
         };
         let first = self.args.layers.iter().position(|&t| t == layer_type);
-        match first.and_then(|i| cache.layers.get(i)) {
-            Some(layer) => layer.mask(length, window),
-            None => Ok(Mask::None),
-        }
+        first
+            .and_then(|i| cache.layers.get(i))
+            .map(|layer| AttentionCall::new(&self.rope, layer, length, window))
+            .transpose()
     }
 }
 
@@ -280,11 +223,12 @@ impl Graph for UniversalDense {
     fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         let length = tokens.dim(1)?;
         let mut h = self.embed_tokens.forward(tokens)?;
-        let full = self.mask(LayerType::Full, length, cache)?;
-        let sliding = self.mask(LayerType::Sliding, length, cache)?;
+        let full = self.call(LayerType::Full, length, cache)?;
+        let sliding = self.call(LayerType::Sliding, length, cache)?;
         for ((block, layer_type), cache) in self.blocks.iter().zip(&self.args.layers).zip(&mut cache.layers) {
-            let mask = if *layer_type == LayerType::Sliding { &sliding } else { &full };
-            h = block.forward(&h, &self.rope, mask, &self.swiglu, cache)?;
+            let call = if *layer_type == LayerType::Sliding { &sliding } else { &full };
+            let Some(call) = call else { continue };
+            h = block.forward(&h, call, cache)?;
         }
         self.norm.forward(&h)
     }
@@ -297,9 +241,12 @@ impl Graph for UniversalDense {
     }
 
     fn new_cache(&self) -> Cache {
-        let layer = |layer_type: &LayerType| match (layer_type, self.args.sliding_window) {
-            (LayerType::Sliding, Some(window)) => LayerCache::Rotating(RotatingKvCache::new(window, 0)),
-            _ => LayerCache::Full(KvCache::new()),
+        let layer = |layer_type: &LayerType| match (&self.numerics, layer_type, self.args.sliding_window) {
+            (Numerics::Kernels { .. }, ..) => LayerCache::Half(HalfKvCache::new()),
+            (Numerics::Mlx, LayerType::Sliding, Some(window)) => {
+                LayerCache::Rotating(RotatingKvCache::new(window, 0))
+            }
+            (Numerics::Mlx, ..) => LayerCache::Full(KvCache::new()),
         };
         Cache { layers: self.args.layers.iter().map(layer).collect() }
     }
@@ -309,6 +256,8 @@ impl Graph for UniversalDense {
         let per_token = 2 * args.kv_heads as usize * args.head_dim as usize;
         let limit = |layer_type: &LayerType| match layer_type {
             LayerType::Full => None,
+            // The kernels' cache keeps all tokens.
+            LayerType::Sliding if matches!(self.numerics, Numerics::Kernels { .. }) => None,
             LayerType::Sliding => args.sliding_window.map(|w| w as usize),
         };
         Shape {

@@ -1,14 +1,19 @@
+use std::sync::Arc;
+
+use russet_kernels::ops::{Matrix, Ops};
 use russet_mlx::{Array, Quantized};
 
 use super::Loader;
 use crate::Result;
 
 /// A table of token vectors `[vocabulary, hidden]` (`nn.Embedding`, `nn.QuantizedEmbedding`).
-pub enum Embedding {
-    /// Float rows.
+pub struct Embedding(Table);
+
+enum Table {
     Dense(Array),
-    /// Packed rows.
     Quantized(Quantized),
+    /// For the CPU kernels.
+    Kernel(Arc<Ops>, Arc<Matrix>),
 }
 
 impl Embedding {
@@ -17,17 +22,21 @@ impl Embedding {
     /// # Errors
     /// When a tensor is missing or does not fit the sizes.
     pub fn load(loader: &mut Loader<'_>, path: &str, vocabulary: i32, hidden: i32) -> Result<Self> {
-        Ok(match loader.quantization_of(path, hidden)? {
-            Some(q) => Self::Quantized(loader.quantized(path, vocabulary, hidden, q)?),
-            None => Self::Dense(loader.weights.take(&format!("{path}.weight"), &[vocabulary, hidden])?),
-        })
+        if let Some(kernels) = loader.numerics.kernels() {
+            let matrix = loader.matrix(path, vocabulary, hidden, None, &kernels)?;
+            return Ok(Self(Table::Kernel(kernels.ops.clone(), matrix)));
+        }
+        Ok(Self(match loader.stored(path, vocabulary, hidden)?.into_quantized() {
+            Err(table) => Table::Dense(table.array),
+            Ok(table) => Table::Quantized(table),
+        }))
     }
 
     /// Token ids `[batch, seq]` → vectors `[batch, seq, hidden]`.
     pub fn forward(&self, tokens: &Array) -> Result<Array> {
-        Ok(match self {
-            Self::Dense(table) => table.take(tokens, 0)?,
-            Self::Quantized(table) => {
+        Ok(match &self.0 {
+            Table::Dense(table) => table.take(tokens, 0)?,
+            Table::Quantized(table) => {
                 let rows = Quantized {
                     weight: table.weight.take(tokens, 0)?,
                     scales: table.scales.take(tokens, 0)?,
@@ -36,14 +45,16 @@ impl Embedding {
                 };
                 rows.dequantize(None)?
             }
+            Table::Kernel(ops, table) => ops.embed(table, tokens)?,
         })
     }
 
     /// The table as the weight of a tied head: `[.., hidden]` → `[.., vocabulary]`.
     pub fn as_linear(&self, x: &Array) -> Result<Array> {
-        Ok(match self {
-            Self::Dense(table) => x.matmul(&table.transpose_all()?)?,
-            Self::Quantized(table) => table.matmul(x, true)?,
+        Ok(match &self.0 {
+            Table::Dense(table) => x.matmul(&table.transpose_all()?)?,
+            Table::Quantized(table) => table.matmul(x, true)?,
+            Table::Kernel(ops, table) => ops.project(x, None, vec![table.clone()])?.swap_remove(0),
         })
     }
 }

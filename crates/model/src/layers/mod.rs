@@ -1,44 +1,68 @@
-//! Blocks that graphs share. Each follows the operations of its counterpart in `mlx.nn` or mlx-lm.
+//! Blocks that graphs share. With MLX each follows the operations of its counterpart in `mlx.nn` or
+//! mlx-lm; with the CPU kernels the same block is one or two fused nodes. Graphs are written once.
 
 mod activation;
+mod attention;
 mod embedding;
 mod linear;
+mod mlp;
 mod norm;
 mod rope;
 
 pub use activation::Swiglu;
+pub use attention::{Attention, AttentionCall, AttentionSizes};
 pub use embedding::Embedding;
-pub use linear::Linear;
+pub use linear::{Linear, project};
+pub use mlp::GatedMlp;
 pub use norm::RmsNorm;
 pub use rope::Rope;
 
-use russet_mlx::{Dtype, Quantization, Quantized};
+use std::sync::Arc;
+
+use russet_kernels::cpu::{FloatType, QuantFormat};
+use russet_kernels::ops::{Matrix, StoredQuantized};
+use russet_mlx::{Dtype, Quantization, QuantizationMode, Quantized};
 
 use crate::quantization::infer;
-use crate::{QuantizationConfig, Result, Weights};
+use crate::{Numerics, QuantizationConfig, Result, Tensor, Weights};
 
 /// What loading a module needs to know besides its own sizes.
 pub struct Loader<'a> {
     /// The tensors that are left.
     pub weights: &'a mut Weights,
+    /// Who computes.
+    pub numerics: &'a Numerics,
     quantization: Option<&'a QuantizationConfig>,
     quantize_activations: bool,
     packed_elements: u64,
+    owned_bytes: usize,
+}
+
+/// A weight matrix as stored.
+enum Stored {
+    Dense(Tensor),
+    Quantized { weight: Tensor, scales: Tensor, biases: Option<Tensor>, quantization: Quantization },
 }
 
 impl<'a> Loader<'a> {
     /// Loads from `weights`. `quantize_activations` quantizes the inputs of linear layers as well.
     pub fn new(
         weights: &'a mut Weights,
+        numerics: &'a Numerics,
         quantization: Option<&'a QuantizationConfig>,
         quantize_activations: bool,
     ) -> Self {
-        Self { weights, quantization, quantize_activations, packed_elements: 0 }
+        Self { weights, numerics, quantization, quantize_activations, packed_elements: 0, owned_bytes: 0 }
     }
 
     /// Elements of the packed matrices taken so far.
     pub(crate) fn packed_elements(&self) -> u64 {
         self.packed_elements
+    }
+
+    /// Bytes of memory that matrices take besides the mapped files.
+    pub(crate) fn owned_bytes(&self) -> usize {
+        self.owned_bytes
     }
 
     /// The packing of the module `path` with a dense last dimension of `columns`: what the config says
@@ -57,15 +81,11 @@ impl<'a> Loader<'a> {
             .map_err(|message| self.weights.error(path, message))
     }
 
-    /// Takes a packed matrix `[rows, columns]`.
-    fn quantized(
-        &mut self,
-        path: &str,
-        rows: i32,
-        columns: i32,
-        quantization: Quantization,
-    ) -> Result<Quantized> {
-        let affine = quantization.mode == russet_mlx::QuantizationMode::Affine;
+    /// Takes the matrix `[rows, columns]` of the module `path`.
+    fn stored(&mut self, path: &str, rows: i32, columns: i32) -> Result<Stored> {
+        let Some(quantization) = self.quantization_of(path, columns)? else {
+            return Ok(Stored::Dense(self.weights.take(&format!("{path}.weight"), &[rows, columns])?));
+        };
         if columns % quantization.group_size != 0 {
             let message =
                 format!("{columns} columns are no multiple of group size {}", quantization.group_size);
@@ -75,17 +95,101 @@ impl<'a> Loader<'a> {
         let groups = columns / quantization.group_size;
         let packed = [rows, groups * (quantization.group_size * quantization.bits / 32)];
         let groups = [rows, groups];
-        let weight = self.weights.take_exact(&format!("{path}.weight"), &packed, Dtype::U32)?;
+        let weight = self.weights.take_as(&format!("{path}.weight"), &packed, &[Dtype::U32])?;
         let scales = format!("{path}.scales");
-        let (scales, biases) = if affine {
+        let (scales, biases) = if quantization.mode == QuantizationMode::Affine {
             let scales = self.weights.take(&scales, &groups)?;
-            let name = format!("{path}.biases");
-            let biases = self.weights.take_exact(&name, &groups, scales.dtype())?;
+            let dtype = scales.array.dtype();
+            let biases = self.weights.take_as(&format!("{path}.biases"), &groups, &[dtype])?;
             (scales, Some(biases))
         } else {
-            (self.weights.take_exact(&scales, &groups, Dtype::U8)?, None)
+            (self.weights.take_as(&scales, &groups, &[Dtype::U8])?, None)
         };
         self.packed_elements += rows as u64 * columns as u64;
-        Ok(Quantized { weight, scales, biases, quantization })
+        Ok(Stored::Quantized { weight, scales, biases, quantization })
+    }
+
+    /// The matrix for the CPU kernels, with its bias if it has one.
+    fn matrix(
+        &mut self,
+        path: &str,
+        rows: i32,
+        columns: i32,
+        bias: Option<&Tensor>,
+        kernels: &Kernels<'_>,
+    ) -> Result<Arc<Matrix>> {
+        let (row_count, column_count) = (rows as usize, columns as usize);
+        let matrix = match self.stored(path, rows, columns)? {
+            Stored::Dense(weight) => {
+                Matrix::dense(float_type(weight.array.dtype()), row_count, column_count, weight.data)?
+            }
+            Stored::Quantized { weight, scales, biases, quantization } => {
+                let stored = StoredQuantized {
+                    format: quant_format(quantization, scales.array.dtype()),
+                    rows: row_count,
+                    columns: column_count,
+                    codes: weight.data,
+                    scales: scales.data,
+                    biases: biases.map(|b| b.data),
+                };
+                Matrix::quantized(kernels.ops, stored, kernels.interleave)?
+            }
+        };
+        self.owned_bytes += matrix.owned_bytes();
+        Ok(Arc::new(match bias {
+            Some(bias) => matrix.with_bias(bias.array.astype(Dtype::F32)?.to_vec()?)?,
+            None => matrix,
+        }))
+    }
+}
+
+/// The CPU kernels, where they compute.
+struct Kernels<'a> {
+    ops: &'a Arc<russet_kernels::ops::Ops>,
+    interleave: bool,
+}
+
+impl Numerics {
+    fn kernels(&self) -> Option<Kernels<'_>> {
+        match self {
+            Self::Mlx => None,
+            Self::Kernels { ops, interleave } => Some(Kernels { ops, interleave: *interleave }),
+        }
+    }
+}
+
+impl Stored {
+    /// As MLX's operations take it, if it is packed.
+    fn into_quantized(self) -> std::result::Result<Quantized, Tensor> {
+        match self {
+            Self::Dense(weight) => Err(weight),
+            Self::Quantized { weight, scales, biases, quantization } => Ok(Quantized {
+                weight: weight.array,
+                scales: scales.array,
+                biases: biases.map(|b| b.array),
+                quantization,
+            }),
+        }
+    }
+}
+
+fn float_type(dtype: Dtype) -> FloatType {
+    match dtype {
+        Dtype::F16 => FloatType::F16,
+        Dtype::Bf16 => FloatType::Bf16,
+        _ => FloatType::F32,
+    }
+}
+
+fn quant_format(q: Quantization, scales: Dtype) -> QuantFormat {
+    match q.mode {
+        QuantizationMode::Affine => QuantFormat::Affine {
+            bits: q.bits as u32,
+            group: q.group_size as usize,
+            scales: float_type(scales),
+        },
+        QuantizationMode::Mxfp4 => QuantFormat::Mxfp4,
+        QuantizationMode::Mxfp8 => QuantFormat::Mxfp8,
+        QuantizationMode::Nvfp4 => QuantFormat::Nvfp4,
     }
 }

@@ -1,4 +1,7 @@
-use russet_mlx::{Array, fast};
+use std::sync::Arc;
+
+use russet_kernels::ops::Norm;
+use russet_mlx::{Array, Dtype, fast};
 
 use super::Loader;
 use crate::Result;
@@ -7,6 +10,8 @@ use crate::Result;
 pub struct RmsNorm {
     weight: Array,
     eps: f32,
+    /// The same for the CPU kernels, which normalize inside of the operation that follows.
+    kernel: Arc<Norm>,
 }
 
 impl RmsNorm {
@@ -15,12 +20,18 @@ impl RmsNorm {
     /// # Errors
     /// When the tensor is missing or of another size.
     pub fn load(loader: &mut Loader<'_>, path: &str, size: i32, eps: f64) -> Result<Self> {
-        let weight = loader.weights.take(&format!("{path}.weight"), &[size])?;
-        Ok(Self { weight, eps: eps as f32 })
+        let weight = loader.weights.take(&format!("{path}.weight"), &[size])?.array;
+        let eps = eps as f32;
+        let kernel = Norm { weight: weight.astype(Dtype::F32)?.to_vec()?, eps };
+        Ok(Self { weight, eps, kernel: Arc::new(kernel) })
     }
 
     /// Normalizes the last dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         Ok(fast::rms_norm(x, Some(&self.weight), self.eps)?)
+    }
+
+    pub(super) fn kernel(&self) -> &Arc<Norm> {
+        &self.kernel
     }
 }

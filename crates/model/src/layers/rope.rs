@@ -1,5 +1,6 @@
 use std::f64::consts::PI;
 
+use russet_kernels::cpu::{Rotations, inverse_frequencies};
 use russet_mlx::fast::{Frequencies, Offset, rope};
 use russet_mlx::{Array, Dtype, concatenate, select};
 
@@ -23,7 +24,12 @@ enum Kind {
     /// `DynamicNTKScalingRoPE`: the base grows with the length.
     Dynamic { base: f64, factor: f64, max_position: f64 },
     /// A table of wavelengths over 2π; the input is multiplied by `input_scale` first, unless 1.
-    Table { freqs: Array, input_scale: f64 },
+    Table {
+        freqs: Array,
+        /// `1 / freqs`, for the CPU kernels.
+        inverse: Vec<f32>,
+        input_scale: f64,
+    },
 }
 
 impl Rope {
@@ -55,18 +61,49 @@ impl Rope {
         };
         Ok(match &self.kind {
             Kind::Base { base, scale } => apply(x, Frequencies::Base(*base as f32), *scale)?,
-            Kind::Dynamic { base, factor, max_position } => {
-                let length = f64::from(x.dim(-2)? + offset).max(*max_position);
-                let dims = f64::from(self.dims);
-                let growth = (factor * length / max_position) - (factor - 1.0);
-                let base = base * growth.powf(dims / (dims - 2.0));
+            Kind::Dynamic { .. } => {
+                let base = self.dynamic_base(x.dim(-2)? + offset);
                 apply(x, Frequencies::Base(base as f32), 1.0)?
             }
-            Kind::Table { freqs, input_scale } => {
+            Kind::Table { freqs, input_scale, .. } => {
                 let scaled = if *input_scale == 1.0 { x.clone() } else { self.scale_input(x, *input_scale)? };
                 apply(&scaled, Frequencies::Table(freqs), 1.0)?
             }
         })
+    }
+
+    /// The rotations of `length` positions from `offset` on, for the CPU kernels.
+    pub(crate) fn rotations(&self, offset: i32, length: i32) -> Rotations {
+        let mut rotations = Rotations::default();
+        let plain = |base: f64| inverse_frequencies(base as f32, self.dims as usize);
+        let mut prepare = |inverse: &[f32], scale: f64, amplitude: f64| {
+            rotations.prepare(inverse, offset as usize, length as usize, scale as f32, amplitude as f32);
+        };
+        match &self.kind {
+            Kind::Base { base, scale } => prepare(&plain(*base), *scale, 1.0),
+            Kind::Dynamic { .. } => prepare(&plain(self.dynamic_base(offset + length)), 1.0, 1.0),
+            Kind::Table { inverse, input_scale, .. } => prepare(inverse, 1.0, *input_scale),
+        }
+        rotations
+    }
+
+    /// Whether rotated pairs are neighbours.
+    pub(crate) fn is_traditional(&self) -> bool {
+        self.traditional
+    }
+
+    /// The base for a sequence of `length` tokens; that of the config unless it is dynamic.
+    fn dynamic_base(&self, length: i32) -> f64 {
+        match self.kind {
+            Kind::Dynamic { base, factor, max_position } => {
+                let length = f64::from(length).max(max_position);
+                let dims = f64::from(self.dims);
+                let growth = (factor * length / max_position) - (factor - 1.0);
+                base * growth.powf(dims / (dims - 2.0))
+            }
+            Kind::Base { base, .. } => base,
+            Kind::Table { .. } => 1.0,
+        }
     }
 
     /// Multiplies the rotated channels.
@@ -80,6 +117,11 @@ impl Rope {
 }
 
 impl Kind {
+    fn table(freqs: Array, input_scale: f64) -> Result<Self> {
+        let inverse = freqs.reciprocal()?.to_vec()?;
+        Ok(Self::Table { freqs, inverse, input_scale })
+    }
+
     /// longrope ignores `traditional`.
     fn never_traditional(&self, scaling: Option<&Fields<'_>>) -> bool {
         scaling.is_some_and(|s| rope_type(s).is_ok_and(|t| t == "longrope"))
@@ -107,10 +149,10 @@ impl Kind {
                 let factor = scaling.required_positive("factor")?;
                 Self::Dynamic { base, factor, max_position: f64::from(max_position) }
             }
-            "llama3" => Self::Table { freqs: llama3(dims, base, scaling)?, input_scale: 1.0 },
+            "llama3" => Self::table(llama3(dims, base, scaling)?, 1.0)?,
             "yarn" | "deepseek_yarn" | "telechat3-yarn" => yarn(dims, base, scaling)?,
             "longrope" => longrope(dims, base, scaling, max_position)?,
-            "proportional" => Self::Table { freqs: proportional(dims, base, scaling)?, input_scale: 1.0 },
+            "proportional" => Self::table(proportional(dims, base, scaling)?, 1.0)?,
             other => {
                 return Err(scaling.error(
                     "rope_type",
@@ -185,7 +227,7 @@ fn yarn(dims: i32, base: f64, scaling: &Fields<'_>) -> Result<Kind> {
     let mask = ramp.clip(Some(&zero), Some(&one))?.subtract_from(1.0)?;
     let blend = interpolated.multiply(&mask)?.add(&extrapolated.multiply(&mask.subtract_from(1)?)?)?;
     let freqs = interpolated.multiply(&extrapolated)?.divide(&blend)?;
-    Ok(Kind::Table { freqs, input_scale: attention_scale(mscale) / attention_scale(mscale_all_dim) })
+    Kind::table(freqs, attention_scale(mscale) / attention_scale(mscale_all_dim))
 }
 
 fn longrope(dims: i32, base: f64, scaling: &Fields<'_>, max_position: Option<i32>) -> Result<Kind> {
@@ -212,7 +254,7 @@ fn longrope(dims: i32, base: f64, scaling: &Fields<'_>, max_position: Option<i32
     let freqs = factors.multiply(&wavelengths(dims, base)?)?;
     let ratio = f64::from(max_position) / original;
     let input_scale = if ratio <= 1.0 { 1.0 } else { (1.0 + ratio.ln() / original.ln()).sqrt() };
-    Ok(Kind::Table { freqs, input_scale })
+    Kind::table(freqs, input_scale)
 }
 
 fn proportional(dims: i32, base: f64, scaling: &Fields<'_>) -> Result<Array> {

@@ -26,7 +26,12 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value
     pycompat::unknown_method_callback(state, value, method, args)
 }
 
-fn string_method(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+fn string_method(
+    state: &mut State,
+    text: &str,
+    method: &str,
+    args: &[Value],
+) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -137,9 +142,36 @@ fn string_method(state: &State, text: &str, method: &str, args: &[Value]) -> Res
                 }
             })
         }
+        // With one argument they are pycompat's.
+        "startswith" | "endswith" if args.len() > 1 => {
+            let (what, start, end): (Value, Option<i64>, Option<i64>) = from_args(args)?;
+            let (_, part) = slice(text, start, end);
+            pycompat::unknown_method_callback(state, &Value::from(part), method, &[what])?
+        }
         "casefold" => {
             let () = from_args(args)?;
             Value::from(text.to_lowercase())
+        }
+        "swapcase" => {
+            let () = from_args(args)?;
+            let swap = |c: char| {
+                if c.is_lowercase() { c.to_uppercase().to_string() } else { c.to_lowercase().to_string() }
+            };
+            Value::from(text.chars().map(swap).collect::<String>())
+        }
+        "title" => {
+            let () = from_args(args)?;
+            let mut in_word = false;
+            let mut output = String::with_capacity(text.len());
+            for character in text.chars() {
+                if in_word {
+                    output.extend(character.to_lowercase());
+                } else {
+                    output.extend(character.to_uppercase());
+                }
+                in_word = character.is_alphabetic();
+            }
+            Value::from(output)
         }
         _ => return Ok(None),
     }))

@@ -20,28 +20,32 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{AutoEscape, Environment, ErrorKind, Output, State, UndefinedBehavior};
 use serde_json::Map;
 
 use crate::Error;
 
 /// Templates in use have some 10 to 50 kB.
-const MAX_SOURCE_BYTES: usize = 256 << 10;
+const MAX_SOURCE_BYTES: usize = 128 << 10;
 
-/// Instructions that a template may run; one also pays for 64 bytes of data. The templates in use need some hundreds
-/// per message.
-const FUEL: u64 = 5_000_000;
+/// One expression or statement, with its strings. MiniJinja folds constants in quadratic time.
+const MAX_TAG_BYTES: usize = 16 << 10;
+
+/// Instructions that a template may run; one also pays for 64 bytes of data. The templates in use need some 150 per
+/// message, and handle its text some eight times.
+const FUEL: u64 = 1_000_000;
 
 /// The longest prompt that is taken for one, in bytes.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// How deeply messages, tools and variables may be nested.
-const MAX_DEPTH: usize = 128;
+/// How deeply the variables of a template may be nested: a level for the list of messages, and serde_json reads no
+/// deeper than 127 levels.
+pub(crate) const MAX_DEPTH: usize = 129;
 
-/// Enough for `FUEL` instructions that nest a value, and for 256 kB of source that is all brackets or signs: measured,
-/// both need less than 300 MB. Only what is used of a stack takes memory.
-const STACK_BYTES: usize = 512 << 20;
+/// Twice what was measured for the deepest value that `FUEL` instructions can build, printed, and for the deepest
+/// nesting in `MAX_SOURCE_BYTES`. Only what is used of a stack takes memory.
+const STACK_BYTES: usize = 1 << 30;
 
 /// A template that has used up its fuel has run for less than a second.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -52,6 +56,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 pub enum Limit {
     /// The size of the template itself.
     Source,
+    /// The size of one expression or statement in it.
+    Tag,
     /// Instructions and data.
     Work,
     /// Time.
@@ -64,6 +70,7 @@ impl std::fmt::Display for Limit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Source => write!(f, "{MAX_SOURCE_BYTES} bytes of source"),
+            Self::Tag => write!(f, "{MAX_TAG_BYTES} bytes in one expression"),
             Self::Work => write!(f, "{FUEL} instructions"),
             Self::Time => write!(f, "{} seconds", TIME_LIMIT.as_secs()),
             Self::Output => write!(f, "{MAX_OUTPUT_BYTES} bytes of output"),
@@ -94,8 +101,9 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TemplateLimit { template: name.to_owned(), limit: Limit::Source });
         }
-        let source = source::replace_generation_tags(source);
-        let environment = on_own_thread(name, move || compile(source))?.map_err(|error| {
+        let source = source::replace_generation_tags(source, MAX_TAG_BYTES)
+            .ok_or_else(|| Error::TemplateLimit { template: name.to_owned(), limit: Limit::Tag })?;
+        let environment = on_own_thread(name, TIME_LIMIT, move || compile(source))?.map_err(|error| {
             Error::TemplateSyntax { template: name.to_owned(), message: describe(&error) }
         })?;
         Ok(Self(Arc::new(Compiled { name: name.to_owned(), environment, abandoned: AtomicBool::new(false) })))
@@ -103,6 +111,14 @@ impl ChatTemplate {
 
     /// Renders the template with these variables.
     pub fn render(&self, variables: &Map<String, serde_json::Value>) -> Result<String, Error> {
+        self.render_within(TIME_LIMIT, variables)
+    }
+
+    fn render_within(
+        &self,
+        time: Duration,
+        variables: &Map<String, serde_json::Value>,
+    ) -> Result<String, Error> {
         let compiled = &self.0;
         let limit = |limit| Error::TemplateLimit { template: compiled.name.clone(), limit };
         if compiled.abandoned.load(Ordering::Relaxed) {
@@ -110,15 +126,12 @@ impl ChatTemplate {
         }
         let mut context = Vec::with_capacity(variables.len());
         for (name, value) in variables {
-            let value = python::from_json(value, MAX_DEPTH).ok_or_else(|| Error::Input {
-                what: format!("`{name}`"),
-                problem: format!("is nested more than {MAX_DEPTH} levels deep"),
-            })?;
-            context.push((name.clone(), value));
+            check_depth(value, MAX_DEPTH, || format!("`{name}`"))?;
+            context.push((name.clone(), python::from_json(value)));
         }
         let shared = Arc::clone(compiled);
         let run = move || shared.environment.get_template(TEMPLATE)?.render(Value::from_pairs(context));
-        let result = on_own_thread(&compiled.name, run).inspect_err(|error| {
+        let result = on_own_thread(&compiled.name, time, run).inspect_err(|error| {
             if matches!(error, Error::TemplateLimit { limit: Limit::Time, .. }) {
                 compiled.abandoned.store(true, Ordering::Relaxed);
             }
@@ -149,6 +162,27 @@ impl ChatTemplate {
     }
 }
 
+/// Refuses values that could exhaust a stack. It can be used on any value; what is nested deeper cannot even be cloned.
+pub(crate) fn check_depth(
+    value: &serde_json::Value,
+    limit: usize,
+    what: impl Fn() -> String,
+) -> Result<(), Error> {
+    fn fits(value: &serde_json::Value, depth: usize) -> bool {
+        match value {
+            serde_json::Value::Array(items) => depth > 0 && items.iter().all(|item| fits(item, depth - 1)),
+            serde_json::Value::Object(fields) => {
+                depth > 0 && fields.values().all(|field| fits(field, depth - 1))
+            }
+            _ => true,
+        }
+    }
+    if fits(value, limit) {
+        return Ok(());
+    }
+    Err(Error::Input { what: what(), problem: format!("is nested more than {limit} levels deep") })
+}
+
 /// What a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -164,6 +198,19 @@ fn compile(source: String) -> Result<Environment<'static>, minijinja::Error> {
     environment.set_formatter(print);
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |state: &State, value: Value| python::to_text(state, &value));
+    // Jinja's conversions have a default where MiniJinja's fail.
+    environment.add_filter(
+        "int",
+        |state: &State, value: &Value, default: Option<Value>, base: Option<u32>, named: Kwargs| {
+            or_default(minijinja::filters::int(state, value, default, base, named), Value::from(0))
+        },
+    );
+    environment.add_filter("float", |state: &State, value: &Value, default: Option<Value>, named: Kwargs| {
+        or_default(minijinja::filters::float(state, value, default, named), Value::from(0.0))
+    });
+    // Python iterates over a string but not over None, and takes anything with a length and an index for a sequence.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.add_test("sequence", |value: &Value| value.is_undefined() || value.len().is_some());
     // Not in Transformers' environment; `pprint` takes time in the square of a value's depth.
     for filter in ["pprint", "zip", "chain"] {
         environment.remove_filter(filter);
@@ -174,9 +221,16 @@ fn compile(source: String) -> Result<Environment<'static>, minijinja::Error> {
     });
     environment.add_function("strftime_now", strftime_now);
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    environment.add_function("cycler", minijinja_contrib::globals::cycler);
+    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     environment.add_template_owned(TEMPLATE, source)?;
     Ok(environment)
+}
+
+fn or_default(result: Result<Value, minijinja::Error>, default: Value) -> Result<Value, minijinja::Error> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::InvalidOperation => Ok(default),
+        result => result,
+    }
 }
 
 /// Prints the value of a `{{ … }}` as Python's `str` does.
@@ -188,7 +242,8 @@ fn print(output: &mut Output, state: &mut State, value: &Value) -> Result<(), mi
 }
 
 /// Transformers' `tojson`: Python's `json.dumps` with `ensure_ascii=False`, and nothing escaped for HTML.
-fn to_json(state: &State, value: Value, args: Rest<Value>) -> Result<String, minijinja::Error> {
+fn to_json(state: &State, value: Value, args: Rest<ValueOrKwargs>) -> Result<String, minijinja::Error> {
+    let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
     type Arguments = (Option<bool>, Option<Value>, Option<Value>, Option<bool>, Kwargs);
     let (ensure_ascii, indent, separators, sort_keys, named): Arguments = from_args(&args)?;
     let ensure_ascii = ensure_ascii.map_or_else(|| named.get("ensure_ascii"), |given| Ok(Some(given)))?;
@@ -230,6 +285,7 @@ fn describe(error: &minijinja::Error) -> String {
 /// Runs template code where it can neither exhaust the caller's stack nor keep the caller for ever.
 fn on_own_thread<T: Send + 'static>(
     template: &str,
+    time: Duration,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
     let failed = |message: String| Error::TemplateRender { template: template.to_owned(), message };
@@ -242,7 +298,7 @@ fn on_own_thread<T: Send + 'static>(
             let _ = sender.send(run());
         })
         .map_err(|error| failed(format!("no thread could be started for it: {error}")))?;
-    receiver.recv_timeout(TIME_LIMIT).map_err(|error| match error {
+    receiver.recv_timeout(time).map_err(|error| match error {
         mpsc::RecvTimeoutError::Timeout => {
             Error::TemplateLimit { template: template.to_owned(), limit: Limit::Time }
         }

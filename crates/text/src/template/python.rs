@@ -9,28 +9,23 @@ use minijinja::{Error, ErrorKind, State};
 /// How deeply a value may be nested to be printed. Messages come less deep; Python gives up at about 1000.
 const MAX_DEPTH: usize = 1000;
 
-/// The template value of a JSON value; none if it is nested deeper than `depth` levels.
-pub(super) fn from_json(json: &serde_json::Value, depth: usize) -> Option<Value> {
+/// The template value of a JSON value, which must not be too deep.
+pub(super) fn from_json(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
-    Some(match json {
+    match json {
         Json::Null => Value::from(()),
         Json::Bool(value) => Value::from(*value),
         Json::Number(number) => match (number.as_i64(), number.as_u64()) {
             (Some(integer), _) => Value::from(integer),
             (None, Some(integer)) => Value::from(integer),
-            (None, None) => Value::from(number.as_f64()?),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
         },
         Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => {
-            let depth = depth.checked_sub(1)?;
-            Value::from(items.iter().map(|item| from_json(item, depth)).collect::<Option<Vec<_>>>()?)
-        }
+        Json::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
         Json::Object(fields) => {
-            let depth = depth.checked_sub(1)?;
-            let pairs = fields.iter().map(|(key, value)| Some((key.as_str(), from_json(value, depth)?)));
-            Value::from_pairs(pairs.collect::<Option<Vec<_>>>()?)
+            Value::from_pairs(fields.iter().map(|(key, value)| (key.as_str(), from_json(value))))
         }
-    })
+    }
 }
 
 /// `str(value)`.
@@ -308,7 +303,7 @@ fn write_json_string(text: &str, ensure_ascii: bool, output: &mut String) {
             '\x08' => output.push_str("\\b"),
             '\x0c' => output.push_str("\\f"),
             '\0'..='\x1f' => output.push_str(&format!("\\u{:04x}", u32::from(character))),
-            _ if ensure_ascii && !character.is_ascii() => {
+            _ if ensure_ascii && !(' '..='~').contains(&character) => {
                 for unit in character.encode_utf16(&mut [0; 2]) {
                     output.push_str(&format!("\\u{unit:04x}"));
                 }

@@ -1,9 +1,9 @@
 /// Replaces Transformers' `{% generation %} … {% endgeneration %}`, which marks the assistant's text for training, by
-/// a `with` block: the same scope, the same whitespace rules, and no effect on the text.
-pub(super) fn replace_generation_tags(source: &str) -> String {
+/// a `with` block: the same scope, the same whitespace rules, and no effect on the text. None if a tag is longer than
+/// `max_tag` bytes.
+pub(super) fn replace_generation_tags(source: &str, max_tag: usize) -> Option<String> {
     let mut output = String::with_capacity(source.len());
     let mut rest = source;
-    // Copies what comes before `end` and goes on from there.
     while let Some(start) = rest.find('{') {
         let (before, tag) = rest.split_at(start);
         output.push_str(before);
@@ -16,6 +16,9 @@ pub(super) fn replace_generation_tags(source: &str) -> String {
         .unwrap_or(tag.len());
         let (tag, after) = tag.split_at(end);
         rest = after;
+        if tag.len() > max_tag && !tag.starts_with("{#") {
+            return None;
+        }
         let Some(inner) = tag.strip_prefix("{%").and_then(|tag| tag.strip_suffix("%}")) else {
             output.push_str(tag);
             continue;
@@ -33,7 +36,7 @@ pub(super) fn replace_generation_tags(source: &str) -> String {
         }
     }
     output.push_str(rest);
-    output
+    Some(output)
 }
 
 /// Where the code that begins with `{{` or `{%` ends, strings skipped.
@@ -75,7 +78,7 @@ mod tests {
             ("{%generation%}{%endgeneration%}", "{%with%}{%endwith%}"),
             ("{% set generation = 1 %}{{ generation }}", "{% set generation = 1 %}{{ generation }}"),
         ] {
-            assert_eq!(replace_generation_tags(source), expected);
+            assert_eq!(replace_generation_tags(source, 100).as_deref(), Some(expected));
         }
     }
 
@@ -96,7 +99,17 @@ mod tests {
             "é{",
             "{{ '",
         ] {
-            assert_eq!(replace_generation_tags(source), source);
+            assert_eq!(replace_generation_tags(source, 100).as_deref(), Some(source));
+        }
+    }
+
+    #[test]
+    fn only_comments_and_text_may_be_long() {
+        let long = "x".repeat(200);
+        assert_eq!(replace_generation_tags(&format!("{{{{ {long} }}}}"), 100), None);
+        assert_eq!(replace_generation_tags(&format!("{{% {long}"), 100), None);
+        for source in [format!("{{# {long} #}}"), format!("{{% raw %}}{long}{{% endraw %}}"), long] {
+            assert_eq!(replace_generation_tags(&source, 100), Some(source));
         }
     }
 }

@@ -1,0 +1,79 @@
+use std::sync::Arc;
+
+use russet_kernels::cpu::Precision;
+use russet_kernels::ops::Ops;
+use russet_mlx::Device;
+
+use crate::{Error, Fidelity, Result, Tier};
+
+/// Who computes the operations that layers ask for.
+#[derive(Clone, Debug)]
+pub enum Numerics {
+    /// MLX: the reference's operations in the reference's order.
+    Mlx,
+    /// Russet's CPU kernels: f32 activations, float16 keys and values, a measured error.
+    Kernels {
+        /// The kernels.
+        ops: Arc<Ops>,
+        /// Whether quantized matrices are interleaved into memory of their own at load.
+        interleave: bool,
+    },
+}
+
+/// How the CPU kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads; the physical cores where absent.
+    pub threads: Option<usize>,
+    /// Precision of activations in products with quantized weights.
+    pub precision: Precision,
+    /// Interleave quantized matrices at load: faster, for as much memory as the weights take.
+    pub interleave: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self { threads: None, precision: Precision::default(), interleave: true }
+    }
+}
+
+impl Numerics {
+    /// What computes at the fidelity asked for on the default device. Nothing falls back silently.
+    ///
+    /// # Errors
+    /// When the tier does not exist on this device.
+    pub fn resolve(fidelity: Fidelity, options: CpuOptions) -> Result<Self> {
+        let kernels = || Self::Kernels {
+            ops: Ops::new(options.threads, options.precision),
+            interleave: options.interleave,
+        };
+        match (fidelity, Device::default_device()) {
+            (Fidelity::Auto | Fidelity::Tier(Tier::L3), Device::Cpu) => Ok(kernels()),
+            (Fidelity::Auto, Device::Gpu) | (Fidelity::Tier(Tier::L1), _) => Ok(Self::Mlx),
+            (Fidelity::Tier(Tier::L2), _) => Err(Error::Fidelity(
+                "fidelity l2 (bit-exact with mlx-optiq) is not defined for this model, whose reference is \
+                 mlx-lm: use l1"
+                    .into(),
+            )),
+            (Fidelity::Tier(Tier::L3), Device::Gpu) => Err(Error::Fidelity(
+                "fidelity l3 (measured error) exists on the CPU only; on this GPU use l1".into(),
+            )),
+        }
+    }
+
+    /// The tier that this is.
+    pub fn tier(&self) -> Tier {
+        match self {
+            Self::Mlx => Tier::L1,
+            Self::Kernels { .. } => Tier::L3,
+        }
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        match self {
+            Self::Mlx => 1,
+            Self::Kernels { ops, .. } => ops.threads(),
+        }
+    }
+}
