@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use russet_mlx::Array;
-use russet_model::{CpuOptions, Fidelity, Model};
+use russet_model::{CpuOptions, Error, Fidelity, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
 use tempfile::TempDir;
 
@@ -27,19 +27,28 @@ fuzz_target!(|input: &[u8]| {
     let Some((choice, config)) = input.split_first() else { return };
     let directory = DIRECTORIES[usize::from(*choice) % DIRECTORIES.len()].path();
     fs::write(directory.join("config.json"), config).expect("a config");
-    let model = match Model::load(directory, Fidelity::Auto, CpuOptions::default()) {
-        Ok(model) => model,
-        Err(e) => {
-            let file = directory.to_str().expect("a path in UTF-8");
-            return assert!(e.to_string().starts_with(file), "names no file: {e}");
+    // MLX, and Russet's kernels.
+    for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
+        let model = match Model::load(
+            directory,
+            fidelity,
+            CpuOptions { threads: Some(1), ..CpuOptions::default() },
+        ) {
+            Ok(model) => model,
+            Err(e) => {
+                let file = directory.to_str().expect("a path in UTF-8");
+                assert!(e.to_string().starts_with(file), "names no file: {e}");
+                continue;
+            }
+        };
+        if let Err(e) = run(&model) {
+            // MLX quantizes activations of several tokens on a GPU only.
+            assert!(e.to_string().contains("QQMatmul"), "{e}");
         }
-    };
-    let run = || -> Result<Vec<u8>, russet_model::Error> {
-        let tokens = Array::from_slice(&[0_u32, 1], [1, 2])?;
-        Ok(model.logits(&model.forward(&tokens, &mut model.new_cache())?)?.to_bytes()?)
-    };
-    if let Err(e) = run() {
-        // MLX quantizes activations of several tokens on a GPU only.
-        assert!(e.to_string().contains("QQMatmul"), "{e}");
     }
 });
+
+fn run(model: &Model) -> Result<Vec<u8>, Error> {
+    let tokens = Array::from_slice(&[0_u32, 1], [1, 2])?;
+    Ok(model.logits(&model.forward(&tokens, &mut model.new_cache())?)?.to_bytes()?)
+}

@@ -52,8 +52,8 @@ fn start<'m>(model: &'m Model, prompt: &[u32], sampling: Sampling) -> Result<Ste
 
 /// Writes `value` over the first element of a float32 tensor, and its negative over the 33rd, which in the
 /// head belongs to another token: of two infinite logits one is positive.
-fn damage(name: &str, value: f32) -> TinyCheckpoint {
-    let mut checkpoint = checkpoint();
+fn damage(format: Format, name: &str, value: f32) -> TinyCheckpoint {
+    let mut checkpoint = TinyCheckpoint::llama(format);
     let data = &mut checkpoint.tensors.get_mut(name).unwrap().data;
     data[..4].copy_from_slice(&value.to_le_bytes());
     if let Some(element) = data.get_mut(128..132) {
@@ -94,26 +94,34 @@ fn weights_that_are_not_finite_are_an_error_under_every_sampler() {
         Sampling { xtc_probability: 1.0, ..warm.clone() },
         Sampling { repetition_penalty: Some(1.5), ..greedy },
     ];
-    for name in [
-        "lm_head.weight",
-        "model.norm.weight",
-        "model.layers.0.self_attn.k_proj.weight",
-        "model.layers.1.mlp.down_proj.weight",
-        "model.layers.1.input_layernorm.weight",
-    ] {
-        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let dir = written(&damage(name, value));
-            for tier in [Tier::L1, Tier::L3] {
-                let model = Model::load(dir.path(), Fidelity::Tier(tier), CpuOptions::default()).unwrap();
-                for sampling in &samplers {
-                    let mut steps = start(&model, &[1, 2, 3], sampling.clone()).unwrap();
-                    let what = format!("{name} {value} {tier} {sampling:?}");
-                    match steps.next() {
-                        Some(Err(Error::NotFinite { tokens, .. })) => assert_eq!(tokens, 3, "{what}"),
-                        other => panic!("{what}: {other:?}"),
-                    }
-                    assert!(steps.next().is_none(), "{what}");
+    let affine = Format::Affine { bits: 4, group: 32 };
+    let damaged = [
+        (Format::Dense, "lm_head.weight"),
+        (Format::Dense, "model.norm.weight"),
+        (Format::Dense, "model.layers.0.self_attn.k_proj.weight"),
+        (Format::Dense, "model.layers.1.mlp.down_proj.weight"),
+        (Format::Dense, "model.layers.1.input_layernorm.weight"),
+        (affine, "lm_head.scales"),
+        (affine, "model.norm.weight"),
+        (affine, "model.layers.0.self_attn.v_proj.biases"),
+        (affine, "model.layers.1.input_layernorm.weight"),
+        (Format::Mxfp4, "model.norm.weight"),
+        (Format::Mxfp8, "model.norm.weight"),
+        (Format::Nvfp4, "model.layers.1.input_layernorm.weight"),
+    ];
+    let cases = damaged.iter().flat_map(|damage| [f32::NAN, f32::INFINITY].map(|value| (damage, value)));
+    for ((format, name), value) in cases {
+        let dir = written(&damage(*format, name, value));
+        for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
+            let model = Model::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
+            for sampling in &samplers {
+                let what = format!("{format:?} {name} {value} {fidelity:?} {sampling:?}");
+                let mut steps = start(&model, &[1, 2, 3], sampling.clone()).unwrap();
+                match steps.next() {
+                    Some(Err(Error::NotFinite { tokens, .. })) => assert_eq!(tokens, 3, "{what}"),
+                    other => panic!("{what}: {other:?}"),
                 }
+                assert!(steps.next().is_none(), "{what}");
             }
         }
     }
@@ -121,7 +129,7 @@ fn weights_that_are_not_finite_are_an_error_under_every_sampler() {
 
 #[test]
 fn a_token_whose_embedding_is_nan_ends_the_generation_that_reaches_it() {
-    let model = language_model(&damage("model.embed_tokens.weight", f32::NAN));
+    let model = language_model(&damage(Format::Dense, "model.embed_tokens.weight", f32::NAN));
     assert_message(generated(&model, vec![1, 0], 8), &["not finite after 2 tokens", "float32"]);
     let recording = Recording {
         tokens: vec![0],
