@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+use russet_hub::Store;
 use russet_model::{CpuOptions, Fidelity, KvType, Precision};
 
 /// Local inference for MLX checkpoints.
@@ -10,7 +11,6 @@ use russet_model::{CpuOptions, Fidelity, KvType, Precision};
 #[command(
     name = "russet",
     version,
-    about,
     propagate_version = true,
     after_help = "A MODEL is a checkpoint folder, OWNER/NAME or a unique part of such a name in the Hugging Face \
                   cache or in Russet's own store. Without one, the starter model SmolLM2-135M-Instruct is \
@@ -54,6 +54,14 @@ pub(crate) struct StoreArgs {
     /// Folder of Russet's own model store
     #[arg(long, value_name = "DIR", env = "RUSSET_HOME", value_hint = ValueHint::DirPath)]
     pub(crate) home: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    /// The user's models.
+    pub(crate) fn open(&self) -> Result<Store, russet_hub::Error> {
+        // An empty RUSSET_HOME is none.
+        Store::from_env(self.home.clone().filter(|home| !home.as_os_str().is_empty()))
+    }
 }
 
 /// What every command that runs a model takes.
@@ -239,7 +247,7 @@ pub(crate) struct InspectArgs {
     pub(crate) model: Option<String>,
     /// Context length to compute memory for
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
-    pub(crate) context: usize,
+    pub(crate) context: u32,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -296,7 +304,7 @@ pub(crate) struct EvalLogitsArgs {
     pub(crate) tokens: String,
     /// One-token steps after the prompt
     #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) steps: usize,
+    pub(crate) steps: u32,
     /// File to write, with the extension .safetensors
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) out: PathBuf,
@@ -335,9 +343,9 @@ pub(crate) struct EvalErrorArgs {
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
+    match text.parse::<u32>() {
         Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
+        Ok(n) => Ok(n as usize),
         Err(e) => Err(format!("{e}")),
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -6,8 +7,11 @@ use russet_engine::evaluate::{Divergence, Recording, compare};
 use russet_model::{CpuOptions, KvType, Model, Precision, Tier};
 use serde_json::json;
 
-use super::{Located, print_json, sampling};
+use super::{Located, print, print_json, sampling};
 use crate::cli::{EvalCommand, EvalCompareArgs, EvalErrorArgs, EvalLogitsArgs};
+
+/// More than any context; keeps a typing error from filling the memory.
+const MAX_RANDOM_TOKENS: u32 = 1 << 24;
 
 pub(crate) fn eval(command: EvalCommand) -> Result<ExitCode> {
     match command {
@@ -25,7 +29,7 @@ fn logits(args: &EvalLogitsArgs) -> Result<ExitCode> {
     let model = &located.load_model(&args.loading)?;
     let recording = Recording {
         tokens: parse_tokens(&args.tokens)?,
-        steps: args.steps,
+        steps: args.steps as usize,
         prefill_chunk: args.loading.prefill_chunk,
         sampling: sampling(&args.sampling, model),
         seed: args.sampling.seed.unwrap_or(0),
@@ -59,13 +63,15 @@ fn compare_files(args: &EvalCompareArgs) -> Result<ExitCode> {
             "divergence": divergence_json(&c.divergence),
         }))?;
     } else {
-        for (name, equal) in &c.arrays {
-            println!("{name:<16} {}", if *equal { "equal in every bit" } else { "differs" });
-        }
-        for name in &c.mismatched {
-            println!("{name:<16} missing in one file, or of another shape or dtype");
-        }
-        print_divergence(&c.divergence);
+        print(|out| {
+            for (name, equal) in &c.arrays {
+                writeln!(out, "{name:<16} {}", if *equal { "equal in every bit" } else { "differs" })?;
+            }
+            for name in &c.mismatched {
+                writeln!(out, "{name:<16} missing in one file, or of another shape or dtype")?;
+            }
+            write_divergence(out, &c.divergence)
+        })?;
     }
     Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -92,7 +98,7 @@ fn error(args: &EvalErrorArgs) -> Result<ExitCode> {
     if args.json {
         print_json(&divergence_json(&divergence))?;
     } else {
-        print_divergence(&divergence);
+        print(|out| write_divergence(out, &divergence))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -107,11 +113,11 @@ fn divergence_json(d: &Divergence) -> serde_json::Value {
     })
 }
 
-fn print_divergence(d: &Divergence) {
-    println!("positions        {}", d.positions);
-    println!("worst difference {:e}", d.max_difference);
-    println!("KL divergence    mean {:e}, max {:e} nats", d.mean_kl, d.max_kl);
-    println!("top-1 agreement  {:.2} %", d.top1_agreement * 100.0);
+fn write_divergence(out: &mut dyn Write, d: &Divergence) -> io::Result<()> {
+    writeln!(out, "positions        {}", d.positions)?;
+    writeln!(out, "worst difference {:e}", d.max_difference)?;
+    writeln!(out, "KL divergence    mean {:e}, max {:e} nats", d.mean_kl, d.max_kl)?;
+    writeln!(out, "top-1 agreement  {:.2} %", d.top1_agreement * 100.0)
 }
 
 /// `1,2,3`, `@FILE` with such a list, or `rand:COUNT[:SEED[:HIGH]]`: a fixed linear congruential
@@ -132,6 +138,9 @@ fn parse_tokens(text: &str) -> Result<Vec<u32>> {
         [count, seed, high] if high > 0 => (count, seed, high),
         _ => bail!("--tokens {text}: expected rand:COUNT[:SEED[:HIGH]] with HIGH at least 1"),
     };
+    if count > MAX_RANDOM_TOKENS {
+        bail!("--tokens {text}: at most {MAX_RANDOM_TOKENS} tokens");
+    }
     let mut state = u64::from(seed);
     Ok((0..count)
         .map(|_| {
@@ -159,7 +168,7 @@ mod tests {
         assert_eq!(parse_tokens("rand:4:7:100").unwrap().len(), 4);
         assert!(parse_tokens("rand:4:7:100").unwrap().iter().all(|&t| t < 100));
         assert_eq!(parse_tokens("rand:3").unwrap(), parse_tokens("rand:3:1:256").unwrap());
-        for bad in ["1,x", "rand:", "rand:1:2:0", "rand:1:2:3:4", "-1", "@/no/such/file"] {
+        for bad in ["1,x", "rand:", "rand:1:2:0", "rand:1:2:3:4", "rand:99999999", "-1", "@/no/such/file"] {
             assert!(parse_tokens(bad).is_err(), "{bad}");
         }
     }
