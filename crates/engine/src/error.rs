@@ -21,7 +21,7 @@ pub enum Error {
     /// The prompt does not fit.
     #[error("{0}")]
     Prompt(String),
-    /// The model computed NaN.
+    /// The model computed NaN or an infinity.
     #[error(
         "the model's logits are not finite after {tokens} tokens: its weights are damaged or overflow {dtype}"
     )]

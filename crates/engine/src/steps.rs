@@ -30,8 +30,8 @@ struct Pending {
     token: Array,
     logits: Array,
     logprobs: Array,
-    /// The token's log-probability, or its logit where nothing else needs log-probabilities; NaN when the
-    /// logits were.
+    /// The token's log-probability, or its logit where nothing else needs log-probabilities; not finite when
+    /// any logit was NaN or positive infinity.
     check: Array,
 }
 
@@ -177,7 +177,7 @@ impl<'m> Steps<'m> {
             self.next = Some(next);
         }
         let token = current.token.item::<u32>()?;
-        if current.check.item::<f32>()?.is_nan() {
+        if !current.check.item::<f32>()?.is_finite() {
             self.next = None;
             let tokens = self.prompt_length + self.produced;
             return Err(Error::NotFinite { tokens, dtype: current.logits.dtype() });

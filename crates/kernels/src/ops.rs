@@ -520,8 +520,9 @@ trait KvElement: Element {
 impl KvElement for f16 {
     const FLOAT: FloatType = FloatType::F16;
     fn round(value: f32) -> Self {
-        // No infinity enters attention.
-        Self::from_f32(value.clamp(Self::MIN.to_f32(), Self::MAX.to_f32()))
+        // What is finite stays finite; an infinity is a fault that must show in the logits.
+        let largest = if value.is_finite() { Self::MAX.to_f32() } else { f32::INFINITY };
+        Self::from_f32(value.clamp(-largest, largest))
     }
 }
 impl KvElement for f32 {

@@ -66,11 +66,14 @@ impl Checkpoint {
 
 /// Reads a JSON object; `None` when the file does not exist.
 pub(crate) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    match fs::metadata(path) {
+        // Opening a pipe would wait for its writer.
+        Ok(metadata) if !metadata.is_file() => return Err(Error::file(path, "is not a regular file")),
+        Ok(_) => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path)(e)),
-    };
+    }
+    let file = File::open(path).map_err(Error::io(path))?;
     let mut text = Vec::new();
     file.take(MAX_JSON_BYTES + 1).read_to_end(&mut text).map_err(Error::io(path))?;
     if text.len() as u64 > MAX_JSON_BYTES {

@@ -20,7 +20,7 @@ pub enum Error {
         message: String,
     },
     /// A config field is missing or has a value that can't be used.
-    #[error("{}: field \"{field}\": {message}", path.display())]
+    #[error("{}: field {field:?}: {message}", path.display())]
     Field {
         /// The config file.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum Error {
         message: String,
     },
     /// A tensor is missing, unexpected, or of the wrong shape or dtype.
-    #[error("{}: tensor \"{name}\": {message}", path.display())]
+    #[error("{}: tensor {name:?}: {message}", path.display())]
     Tensor {
         /// The checkpoint directory or the weight file.
         path: PathBuf,

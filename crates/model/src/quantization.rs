@@ -36,7 +36,10 @@ impl QuantizationConfig {
             method => {
                 return Err(object.error(
                     "quant_method",
-                    format!("'{method}' is not supported; convert the checkpoint to MLX's format first"),
+                    format!(
+                        "'{}' is not supported; convert the checkpoint to MLX's format first",
+                        method.escape_debug()
+                    ),
                 ));
             }
         };

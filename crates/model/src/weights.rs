@@ -1,10 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use russet_mlx::{Array, Dtype, MappedFile, MappedSlice};
-use safetensors::SafeTensors;
-use safetensors::tensor::Metadata;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::checkpoint::read_json_object;
 use crate::{Error, Result};
@@ -89,8 +90,12 @@ impl WeightFiles {
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<()> {
+        // Opening a pipe would wait for its writer.
+        if !fs::metadata(&path).map_err(Error::io(&path))?.is_file() {
+            return Err(Error::file(&path, "is not a regular file"));
+        }
         let map = MappedFile::open(&path).map_err(Error::io(&path))?;
-        let tensors = parse_header(map.bytes()).map_err(|message| Error::file(&path, message))?;
+        let tensors = Self::parse_header(&path, map.bytes())?;
         let file = self.files.len();
         for (name, info) in tensors {
             if let Some((other, _)) = self.tensors.insert(name.clone(), (file, info)) {
@@ -122,6 +127,45 @@ impl WeightFiles {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The tensors that the header of the safetensors file `file` describes. `path` is its name for errors.
+    ///
+    /// The format in full: names occur once, and data ranges fit their shapes and follow one another
+    /// from the end of the header to the end of the file, without gaps or overlaps.
+    ///
+    /// # Errors
+    /// Naming the first tensor whose entry is wrong, when the header can be read at all.
+    pub fn parse_header(path: &Path, file: &[u8]) -> Result<BTreeMap<String, TensorInfo>> {
+        let fail = |message: String| Error::file(path, format!("is not a valid safetensors file: {message}"));
+        let (length, rest) = file
+            .split_first_chunk()
+            .ok_or_else(|| fail(format!("it has only {} bytes; download it again", file.len())))?;
+        let length = u64::from_le_bytes(*length);
+        if length > MAX_HEADER_BYTES {
+            return Err(fail(format!("its header would have {length} bytes")));
+        }
+        let (header, data) = rest
+            .split_at_checked(length as usize)
+            .ok_or_else(|| fail(format!("it ends inside its header of {length} bytes; download it again")))?;
+        let Header(entries) =
+            serde_json::from_slice(header).map_err(|e| fail(format!("its header is wrong: {e}")))?;
+
+        let mut entries: Vec<(String, Entry)> = entries.into_iter().collect();
+        entries.sort_by_key(|(_, entry)| entry.data_offsets);
+        let mut tensors = BTreeMap::new();
+        let mut end = 0;
+        for (name, entry) in entries {
+            let (info, stop) = entry
+                .check(end, data.len() as u64, file.len() - data.len())
+                .map_err(|message| Error::Tensor { path: path.to_owned(), name: name.clone(), message })?;
+            end = stop;
+            tensors.insert(name, info);
+        }
+        if end != data.len() as u64 {
+            return Err(fail(format!("its tensors take {end} bytes of data, it has {}", data.len())));
+        }
+        Ok(tensors)
     }
 
     /// The tensors by name.
@@ -242,7 +286,10 @@ fn weight_file_names(dir: &Path) -> Result<BTreeSet<String>> {
 }
 
 fn is_weight_file_name(name: &str) -> bool {
-    name.starts_with("model") && name.ends_with(".safetensors") && !name.contains(['/', '\\'])
+    // No separators, and nothing that a terminal would obey in an error message.
+    name.starts_with("model")
+        && name.ends_with(".safetensors")
+        && !name.contains(|c: char| matches!(c, '/' | '\\') || c.is_control())
 }
 
 /// The `weight_map` of an index file; `None` when there is no index.
@@ -270,54 +317,104 @@ fn read_index(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
     Ok(Some(names))
 }
 
-/// Reads and checks the header of a safetensors file: the tensors with their place in `file`.
-///
-/// The `safetensors` crate checks that the ranges lie in order, without gaps or overlaps, fit their
-/// shapes and end where the file ends.
-fn parse_header(file: &[u8]) -> std::result::Result<Vec<(String, TensorInfo)>, String> {
-    let (header, metadata): (usize, Metadata) =
-        SafeTensors::read_metadata(file).map_err(|e| format!("is not a valid safetensors file: {e}"))?;
-    let data = header.checked_add(8).ok_or("header length overflows")?;
-    let described = metadata.data_len().checked_add(data);
-    if described != Some(file.len()) {
-        return Err(format!(
-            "is not a valid safetensors file: the header describes {} bytes of data, the file has {}",
-            metadata.data_len(),
-            file.len().saturating_sub(data)
-        ));
+/// The longest header that is read; the format's own library has the same limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The tensors of a safetensors header. The format's own library would take the last of two tensors
+/// with the same name, and its errors do not say which tensor is wrong.
+struct Header(BTreeMap<String, Entry>);
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    /// Counted from the end of the header.
+    data_offsets: (u64, u64),
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<Option<BTreeMap<String, String>>>()?;
+                        continue;
+                    }
+                    let entry =
+                        map.next_value().map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
+                    if entries.insert(name.clone(), entry).is_some() {
+                        return Err(A::Error::custom(format!("tensor {name:?} occurs twice")));
+                    }
+                }
+                Ok(Header(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
     }
-    let mut tensors = Vec::new();
-    for (name, info) in metadata.tensors() {
-        let shape = info
+}
+
+impl Entry {
+    /// Checks an entry whose data must start at `start` of the `length` bytes of data, which lie at
+    /// `offset` in the file. Returns where its data ends besides.
+    fn check(
+        &self,
+        start: u64,
+        length: u64,
+        offset: usize,
+    ) -> std::result::Result<(TensorInfo, u64), String> {
+        let (first, stop) = self.data_offsets;
+        if first != start || stop < first {
+            return Err(format!("has the data range {first}..{stop}, expected one that starts at {start}"));
+        }
+        if stop > length {
+            return Err(format!("has the data range {first}..{stop}, the file has {length} bytes of data"));
+        }
+        let dtype = dtype(&self.dtype)
+            .ok_or_else(|| format!("has the unsupported dtype '{}'", self.dtype.escape_debug()))?;
+        let shape = self
             .shape
             .iter()
             .map(|&n| i32::try_from(n).ok())
             .collect::<Option<Vec<i32>>>()
-            .ok_or_else(|| format!("tensor \"{name}\" has a dimension that is too large"))?;
-        let dtype = dtype(info.dtype)
-            .ok_or_else(|| format!("tensor \"{name}\" has unsupported dtype {:?}", info.dtype))?;
-        let offset = data + info.data_offsets.0;
-        tensors.push((name, TensorInfo { shape, dtype, offset }));
+            .ok_or_else(|| format!("has a dimension that is too large: {:?}", self.shape))?;
+        let bytes = self.shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d));
+        if bytes != Some(stop - first) {
+            return Err(format!(
+                "has {} bytes of data, too few or too many for {dtype} {shape:?}",
+                stop - first
+            ));
+        }
+        // `first` is at most the length of the file, which fits in memory.
+        Ok((TensorInfo { shape, dtype, offset: offset + first as usize }, stop))
     }
-    Ok(tensors)
 }
 
-fn dtype(dtype: safetensors::Dtype) -> Option<Dtype> {
-    use safetensors::Dtype as S;
-    Some(match dtype {
-        S::BOOL => Dtype::Bool,
-        S::U8 => Dtype::U8,
-        S::I8 => Dtype::I8,
-        S::U16 => Dtype::U16,
-        S::I16 => Dtype::I16,
-        S::U32 => Dtype::U32,
-        S::I32 => Dtype::I32,
-        S::U64 => Dtype::U64,
-        S::I64 => Dtype::I64,
-        S::F16 => Dtype::F16,
-        S::BF16 => Dtype::Bf16,
-        S::F32 => Dtype::F32,
-        S::F64 => Dtype::F64,
+fn dtype(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "BOOL" => Dtype::Bool,
+        "U8" => Dtype::U8,
+        "I8" => Dtype::I8,
+        "U16" => Dtype::U16,
+        "I16" => Dtype::I16,
+        "U32" => Dtype::U32,
+        "I32" => Dtype::I32,
+        "U64" => Dtype::U64,
+        "I64" => Dtype::I64,
+        "F16" => Dtype::F16,
+        "BF16" => Dtype::Bf16,
+        "F32" => Dtype::F32,
+        "F64" => Dtype::F64,
         _ => return None,
     })
 }

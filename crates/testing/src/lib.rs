@@ -16,6 +16,7 @@
 //! ```
 
 mod cases;
+mod checkpoint;
 mod environment;
 mod oracle;
 mod reference;
@@ -23,6 +24,7 @@ mod specification;
 mod worker;
 
 pub use cases::{Case, cache_specs, llama_cases, rope_specs, sampler_specs, sampling_cases};
+pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};

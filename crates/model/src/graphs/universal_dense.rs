@@ -82,7 +82,8 @@ fn check_activation(config: &Fields<'_>) -> Result<()> {
     match config.text("hidden_act")? {
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {
-            Err(config.error("hidden_act", format!("'{other}' is not supported (supported: silu)")))
+            let message = format!("'{}' is not supported (supported: silu)", other.escape_debug());
+            Err(config.error("hidden_act", message))
         }
     }
 }
@@ -107,7 +108,9 @@ fn layer_types(config: &Fields<'_>) -> Result<(Vec<LayerType>, Option<i32>)> {
         .map(|name| match *name {
             "full_attention" => Ok(LayerType::Full),
             "sliding_attention" => Ok(LayerType::Sliding),
-            other => Err(config.error("layer_types", format!("unknown layer type '{other}'"))),
+            other => {
+                Err(config.error("layer_types", format!("unknown layer type '{}'", other.escape_debug())))
+            }
         })
         .collect::<Result<Vec<_>>>()?;
     if !types.contains(&LayerType::Full) {

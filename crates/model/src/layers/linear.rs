@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use russet_kernels::ops::{Matrix, Ops};
-use russet_mlx::{Array, Quantized};
+use russet_mlx::{Array, QuantizationMode, Quantized};
 
 use super::{Loader, RmsNorm};
 use crate::Result;
@@ -43,7 +43,8 @@ impl Linear {
         Ok(Self(match loader.stored(path, outputs, inputs)?.into_quantized() {
             Err(weight) => Weight::Dense(weight.array.transpose_all()?, bias),
             Ok(weight) if loader.quantize_activations => {
-                if bias.is_some() || weight.biases.is_some() {
+                let mode = weight.quantization.mode;
+                if bias.is_some() || !matches!(mode, QuantizationMode::Nvfp4 | QuantizationMode::Mxfp8) {
                     let message = "quantize_activations needs mode nvfp4 or mxfp8 and no bias";
                     return Err(loader.weights.error(path, message));
                 }

@@ -91,8 +91,10 @@ impl<'a> Loader<'a> {
                 format!("{columns} columns are no multiple of group size {}", quantization.group_size);
             return Err(self.weights.error(path, message));
         }
-        let packed = [rows, columns / 32 * quantization.bits];
-        let groups = [rows, columns / quantization.group_size];
+        // A group always fills whole words, a row of nvfp4 groups not always a multiple of 32 elements.
+        let groups = columns / quantization.group_size;
+        let packed = [rows, groups * (quantization.group_size * quantization.bits / 32)];
+        let groups = [rows, groups];
         let weight = self.weights.take_as(&format!("{path}.weight"), &packed, &[Dtype::U32])?;
         let scales = format!("{path}.scales");
         let (scales, biases) = if quantization.mode == QuantizationMode::Affine {

@@ -157,8 +157,9 @@ impl Kind {
                 return Err(scaling.error(
                     "rope_type",
                     format!(
-                        "'{other}' is not supported (known: default, linear, dynamic, llama3, yarn, \
-                         deepseek_yarn, telechat3-yarn, longrope, proportional, mrope)"
+                        "'{}' is not supported (known: default, linear, dynamic, llama3, yarn, \
+                         deepseek_yarn, telechat3-yarn, longrope, proportional, mrope)",
+                        other.escape_debug()
                     ),
                 ));
             }

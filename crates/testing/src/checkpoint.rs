@@ -1,0 +1,205 @@
+//! Small checkpoints made without Python, for tests that break them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Map, Value, json};
+
+use crate::Format;
+
+const HIDDEN: usize = 32;
+const LAYERS: usize = 2;
+const INTERMEDIATE: usize = 64;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 8;
+const VOCABULARY: usize = 48;
+
+/// A llama checkpoint of two layers in float32 with an untied head. All of it can be changed before it is
+/// written.
+#[derive(Clone, Debug)]
+pub struct TinyCheckpoint {
+    /// What config.json will hold.
+    pub config: Map<String, Value>,
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// A tensor of a [`TinyCheckpoint`].
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Its elements, row-major and little-endian.
+    pub data: Vec<u8>,
+}
+
+impl Tensor {
+    /// A tensor whose elements all have the bytes `element`.
+    pub fn filled(dtype: Dtype, shape: &[usize], element: &[u8]) -> Self {
+        Self { dtype, shape: shape.to_vec(), data: element.repeat(shape.iter().product()) }
+    }
+
+    /// Float32 values in [-0.1, 0.1).
+    fn random(shape: &[usize], random: &mut impl FnMut() -> u32) -> Self {
+        let value = |x: u32| (f64::from(x) / f64::from(1_u32 << 31) - 1.0) as f32 / 10.0;
+        let data = (0..shape.iter().product::<usize>()).flat_map(|_| value(random()).to_le_bytes()).collect();
+        Self { dtype: Dtype::F32, shape: shape.to_vec(), data }
+    }
+}
+
+impl TinyCheckpoint {
+    /// A checkpoint whose linear layers and embedding are stored in `format`.
+    pub fn llama(format: Format) -> Self {
+        let mut state = 1_u64;
+        let mut random = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32) as u32
+        };
+        let mut checkpoint = Self {
+            config: object(json!({
+                "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+                "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+                "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+                "tie_word_embeddings": false,
+            })),
+            tensors: BTreeMap::new(),
+        };
+        if let Some((mode, bits, group)) = packing(format) {
+            let quantization = json!({ "group_size": group, "bits": bits, "mode": mode });
+            checkpoint.config.insert("quantization".into(), quantization);
+        }
+        let mut matrix = |name: &str, rows, columns| {
+            checkpoint.matrix(name, rows, columns, format, &mut random);
+        };
+        matrix("model.embed_tokens", VOCABULARY, HIDDEN);
+        matrix("lm_head", VOCABULARY, HIDDEN);
+        for layer in 0..LAYERS {
+            for (name, rows, columns) in [
+                ("self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN),
+                ("self_attn.k_proj", KV_HEADS * HEAD_DIM, HIDDEN),
+                ("self_attn.v_proj", KV_HEADS * HEAD_DIM, HIDDEN),
+                ("self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM),
+                ("mlp.gate_proj", INTERMEDIATE, HIDDEN),
+                ("mlp.up_proj", INTERMEDIATE, HIDDEN),
+                ("mlp.down_proj", HIDDEN, INTERMEDIATE),
+            ] {
+                matrix(&format!("model.layers.{layer}.{name}"), rows, columns);
+            }
+        }
+        let norms = (0..LAYERS)
+            .flat_map(|layer| {
+                ["input_layernorm", "post_attention_layernorm"]
+                    .map(|name| format!("model.layers.{layer}.{name}.weight"))
+            })
+            .chain(["model.norm.weight".into()]);
+        for name in norms {
+            let ones = Tensor::filled(Dtype::F32, &[HIDDEN], &1_f32.to_le_bytes());
+            checkpoint.tensors.insert(name, ones);
+        }
+        checkpoint
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        format: Format,
+        random: &mut impl FnMut() -> u32,
+    ) {
+        let mut insert = |part: &str, tensor| self.tensors.insert(format!("{name}.{part}"), tensor);
+        let Some((_, bits, group)) = packing(format) else {
+            insert("weight", Tensor::random(&[rows, columns], random));
+            return;
+        };
+        let words = columns * bits / 32;
+        let data = (0..rows * words).flat_map(|_| random().to_le_bytes()).collect();
+        insert("weight", Tensor { dtype: Dtype::U32, shape: vec![rows, words], data });
+        let groups = [rows, columns / group];
+        match format {
+            Format::Dense => {}
+            Format::Affine { .. } => {
+                insert("scales", Tensor::random(&groups, random));
+                insert("biases", Tensor::random(&groups, random));
+            }
+            // 2⁻⁷ as a power of two (e8m0), and 2⁻³ in e4m3.
+            Format::Mxfp4 | Format::Mxfp8 => {
+                drop(insert("scales", Tensor::filled(Dtype::U8, &groups, &[120])))
+            }
+            Format::Nvfp4 => drop(insert("scales", Tensor::filled(Dtype::U8, &groups, &[0x20]))),
+        }
+    }
+
+    /// This checkpoint with `key` of config.json set to `value`.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: Value) -> Self {
+        self.config.insert(key.to_owned(), value);
+        self
+    }
+
+    /// This checkpoint without `key` in config.json.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.config.remove(key);
+        self
+    }
+
+    /// The tensors with these names as a safetensors file.
+    pub fn safetensors<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+        let views = names.into_iter().map(|name| {
+            let tensor = &self.tensors[name];
+            let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.data);
+            (name, view.unwrap_or_else(|e| panic!("{name}: {e}")))
+        });
+        safetensors::serialize(views, None).unwrap()
+    }
+
+    /// Writes config.json and model.safetensors into `dir`.
+    pub fn write(&self, dir: &Path) {
+        self.write_config(dir);
+        fs::write(dir.join("model.safetensors"), self.safetensors(self.tensors.keys().map(String::as_str)))
+            .unwrap();
+    }
+
+    /// Writes config.json, two shards and their index into `dir`. The first shard holds the tensors whose
+    /// names come first.
+    pub fn write_sharded(&self, dir: &Path) {
+        self.write_config(dir);
+        let names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        let mut weight_map = Map::new();
+        for (i, names) in names.chunks(names.len().div_ceil(2)).enumerate() {
+            let file = format!("model-0000{}-of-00002.safetensors", i + 1);
+            fs::write(dir.join(&file), self.safetensors(names.iter().copied())).unwrap();
+            weight_map.extend(names.iter().map(|name| ((*name).to_owned(), file.clone().into())));
+        }
+        let index = json!({ "metadata": {}, "weight_map": weight_map });
+        fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    }
+
+    fn write_config(&self, dir: &Path) {
+        fs::write(dir.join("config.json"), Value::Object(self.config.clone()).to_string()).unwrap();
+    }
+}
+
+/// Mode, bits and group size.
+fn packing(format: Format) -> Option<(&'static str, usize, usize)> {
+    match format {
+        Format::Dense => None,
+        Format::Affine { bits, group } => Some(("affine", bits as usize, group as usize)),
+        Format::Mxfp4 => Some(("mxfp4", 4, 32)),
+        Format::Nvfp4 => Some(("nvfp4", 4, 16)),
+        Format::Mxfp8 => Some(("mxfp8", 8, 32)),
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => panic!("{other} is no object"),
+    }
+}

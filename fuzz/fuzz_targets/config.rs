@@ -1,0 +1,54 @@
+//! Configs of checkpoints: the first byte chooses how the weights are stored, the rest is config.json. What loads must
+//! run.
+
+#![no_main]
+
+use std::fs;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use russet_mlx::Array;
+use russet_model::{CpuOptions, Error, Fidelity, Model, Tier};
+use russet_testing::{Format, TinyCheckpoint};
+use tempfile::TempDir;
+
+const FORMATS: [Format; 5] =
+    [Format::Dense, Format::Affine { bits: 4, group: 32 }, Format::Mxfp4, Format::Mxfp8, Format::Nvfp4];
+
+static DIRECTORIES: LazyLock<[TempDir; 5]> = LazyLock::new(|| {
+    FORMATS.map(|format| {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        TinyCheckpoint::llama(format).write(directory.path());
+        directory
+    })
+});
+
+fuzz_target!(|input: &[u8]| {
+    let Some((choice, config)) = input.split_first() else { return };
+    let directory = DIRECTORIES[usize::from(*choice) % DIRECTORIES.len()].path();
+    fs::write(directory.join("config.json"), config).expect("a config");
+    // MLX, and Russet's kernels.
+    for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
+        let model = match Model::load(
+            directory,
+            fidelity,
+            CpuOptions { threads: Some(1), ..CpuOptions::default() },
+        ) {
+            Ok(model) => model,
+            Err(e) => {
+                let file = directory.to_str().expect("a path in UTF-8");
+                assert!(e.to_string().starts_with(file), "names no file: {e}");
+                continue;
+            }
+        };
+        if let Err(e) = run(&model) {
+            // MLX quantizes activations of several tokens on a GPU only.
+            assert!(e.to_string().contains("QQMatmul"), "{e}");
+        }
+    }
+});
+
+fn run(model: &Model) -> Result<Vec<u8>, Error> {
+    let tokens = Array::from_slice(&[0_u32, 1], [1, 2])?;
+    Ok(model.logits(&model.forward(&tokens, &mut model.new_cache())?)?.to_bytes()?)
+}
