@@ -286,6 +286,7 @@ pub(crate) struct BenchArgs {
 }
 
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum EvalCommand {
     /// Record logits of a prompt and of the steps after it in a safetensors file
     Logits(EvalLogitsArgs),
@@ -300,7 +301,7 @@ pub(crate) struct EvalLogitsArgs {
     /// The model [default: the starter model]
     #[arg(short, long)]
     pub(crate) model: Option<String>,
-    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT[:SEED[:HIGH]]
+    /// Prompt: ids 1,2,3, @FILE with such a list, or random ids as rand:COUNT:SEED:HIGH (1 and 256 if left out)
     #[arg(long, value_name = "LIST")]
     pub(crate) tokens: String,
     /// One-token steps after the prompt
