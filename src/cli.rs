@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use russet_hub::Store;
 use russet_model::{CpuOptions, Fidelity, KvType, Precision};
@@ -80,7 +81,7 @@ pub(crate) struct ModelArgs {
     pub(crate) prefill_chunk: Option<usize>,
 
     /// Threads of the CPU kernels [default: the physical cores]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub(crate) threads: Option<usize>,
 
     /// Precision of activations in the CPU kernels' products with quantized weights

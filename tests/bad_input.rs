@@ -219,7 +219,7 @@ fn weights_that_give_nan() {
     let data = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
     weights[data..].fill(0xff);
     copy.write("model.safetensors", weights);
-    russet(&["run", &copy.arg(), "hello"]).fails(1, &["not finite", "bfloat16"]);
+    russet(&["run", &copy.arg(), "hello"]).fails(1, &["not finite"]);
     let finished = russet_reading("hello", &["chat", &copy.arg()]);
     assert!(finished.stderr.contains("not finite"), "{finished:?}");
     let out = text(&copy.path().join("x.safetensors"));

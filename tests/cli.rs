@@ -5,7 +5,7 @@ mod common;
 use common::russet;
 
 /// Every command, as the arguments that reach it.
-const COMMANDS: [&[&str]; 9] = [
+const COMMANDS: [&[&str]; 10] = [
     &["run"],
     &["chat"],
     &["inspect"],
@@ -14,6 +14,7 @@ const COMMANDS: [&[&str]; 9] = [
     &["eval"],
     &["eval", "logits"],
     &["eval", "compare"],
+    &["eval", "error"],
     &["completions"],
 ];
 
@@ -29,7 +30,9 @@ fn entries(help: &str) -> Vec<(String, String)> {
     let mut in_list = false;
     for line in help.lines() {
         let indent = line.len() - line.trim_start().len();
-        if line.is_empty() || indent == 0 {
+        if line.is_empty() {
+            continue;
+        } else if indent == 0 {
             in_list = line.ends_with(':');
         } else if in_list && (indent == 2 || (indent == 6 && line.trim_start().starts_with("--"))) {
             let line = line.trim_start();
@@ -70,7 +73,16 @@ fn help_lists_all_commands_and_flags() {
         let listed = if command.len() == 1 { all.clone() } else { names(&command[..1]) };
         assert!(listed.contains(command[command.len() - 1]), "{command:?} is not in {listed}");
     }
-    let loading = ["--offline", "--home", "--fidelity", "--prefill-chunk"];
+    let loading = [
+        "--offline",
+        "--home",
+        "--fidelity",
+        "--prefill-chunk",
+        "--threads",
+        "--activations",
+        "--kv-cache",
+        "--no-repack",
+    ];
     let prompting = ["--system", "--chat-template-config", "--max-tokens", "--stop"];
     let sampling = [
         "--temp",
@@ -89,7 +101,7 @@ fn help_lists_all_commands_and_flags() {
         "--logit-bias",
         "--seed",
     ];
-    let expected: [(&[&str], Vec<&str>); 7] = [
+    let expected: [(&[&str], Vec<&str>); 8] = [
         (
             &["run"],
             [
@@ -103,16 +115,13 @@ fn help_lists_all_commands_and_flags() {
         (&["chat"], [loading.as_slice(), prompting.as_slice(), sampling.as_slice()].concat()),
         (&["inspect"], [&["--json", "--context"], loading.as_slice()].concat()),
         (&["ls"], vec!["--json", "--home"]),
-        (
-            &["bench"],
-            [&["--prompt-tokens", "--gen-tokens", "--runs", "--threads", "--json"], loading.as_slice()]
-                .concat(),
-        ),
+        (&["bench"], [&["--prompt-tokens", "--gen-tokens", "--runs", "--json"], loading.as_slice()].concat()),
         (
             &["eval", "logits"],
             [&["--model", "--tokens", "--steps", "--out"], loading.as_slice(), sampling.as_slice()].concat(),
         ),
         (&["eval", "compare"], vec!["--json"]),
+        (&["eval", "error"], [&["--model", "--text", "--json"], loading.as_slice()].concat()),
     ];
     for (command, flags) in expected {
         let names = names(command);
@@ -175,6 +184,9 @@ fn wrong_usage_exits_with_2() {
         &["run", "--raw", "--system", "s", "x"],
         &["run", "--prefill-chunk", "0", "x"],
         &["run", "--fidelity", "l4", "x"],
+        &["run", "--threads", "0", "x"],
+        &["run", "--threads", "1000000", "x"],
+        &["run", "--activations", "int4", "x"],
         &["bench", "--runs", "0"],
         &["bench", "--gen-tokens", "0"],
         &["inspect", "a", "b"],
@@ -182,6 +194,7 @@ fn wrong_usage_exits_with_2() {
         &["eval", "logits", "--tokens", "1"],
         &["eval", "logits", "--tokens", "1", "--out", "x.safetensors", "--steps", "18446744073709551615"],
         &["eval", "compare", "a"],
+        &["eval", "error"],
     ] {
         let finished = russet(args);
         assert_eq!(finished.code, Some(2), "{args:?}: {finished:?}");

@@ -14,10 +14,10 @@ fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Records to a file of this name.
+/// Records at fidelity L1 to a file of this name.
 fn record(folder: &TempDir, name: &str, model: &str, args: &[&str]) -> Reference {
     let out = folder.path().join(format!("{name}.safetensors"));
-    let fixed = ["eval", "logits", "--model", model, "--out", out.to_str().unwrap()];
+    let fixed = ["eval", "logits", "--fidelity", "l1", "--model", model, "--out", out.to_str().unwrap()];
     assert_eq!(russet(&[&fixed, args].concat()).text(), "");
     Reference::open(out)
 }
@@ -201,11 +201,13 @@ fn comparing_equal_recordings_succeeds() {
                 "tokens": true,
             },
             "mismatched": [],
-            "positions": 7,
-            "max_difference": 0.0,
-            "mean_kl": 0.0,
-            "max_kl": 0.0,
-            "top1_agreement": 1.0,
+            "divergence": {
+                "positions": 7,
+                "max_difference": 0.0,
+                "mean_kl": 0.0,
+                "max_kl": 0.0,
+                "top1_agreement": 1.0,
+            },
         })
     );
     assert_eq!(text.matches("equal in every bit").count(), 5, "{text}");
@@ -219,16 +221,22 @@ fn comparing_different_recordings_fails_and_says_how_much() {
     let record = |name, tokens, steps| record(&folder, name, &model, &["--tokens", tokens, "--steps", steps]);
     let a = record("a", "1,2,3", "4");
     let (report, text, code) = compare(&a, &record("b", "3,2,1", "4"));
-    assert_eq!((code, &report["bit_equal"], &report["positions"]), (Some(1), &json!(false), &json!(5)));
+    assert_eq!(
+        (code, &report["bit_equal"], &report["divergence"]["positions"]),
+        (Some(1), &json!(false), &json!(5))
+    );
     assert_eq!((&report["arrays"]["prompt_logits"], &report["mismatched"]), (&json!(false), &json!([])));
-    let number = |name: &str| report[name].as_f64().unwrap();
+    let number = |name: &str| report["divergence"][name].as_f64().unwrap();
     assert!(number("max_difference") > 0.01 && number("mean_kl") > 0.001, "{report}");
     assert!(number("max_kl") >= number("mean_kl") && number("top1_agreement") <= 1.0, "{report}");
     assert!(text.contains("prompt_logits    differs"), "{text}");
 
     // Of another number of steps: what has another shape can't be compared.
     let (report, text, code) = compare(&a, &record("c", "1,2,3", "2"));
-    assert_eq!((code, &report["bit_equal"], &report["positions"]), (Some(1), &json!(false), &json!(1)));
+    assert_eq!(
+        (code, &report["bit_equal"], &report["divergence"]["positions"]),
+        (Some(1), &json!(false), &json!(1))
+    );
     assert_eq!(report["mismatched"], json!(["logprobs", "step_logits", "tokens"]));
     assert_eq!(report["arrays"], json!({"prompt_logits": true, "prompt_tokens": true}));
     assert!(text.contains("step_logits      missing in one file, or of another shape or dtype"), "{text}");
@@ -258,4 +266,32 @@ fn files_that_are_no_recordings_are_named() {
             russet(&["eval", "compare", &text(args[0]), &text(args[1])]).fails(1, &["cannot compare", part]);
         }
     }
+}
+
+#[test]
+fn the_error_of_the_cpu_kernels_is_measured_on_a_text() {
+    let Some(model) = llama() else { return };
+    let folder = folder();
+    let file = text(&folder.path().join("text.txt"));
+    fs::write(&file, "The quick brown fox jumps over the lazy dog.").unwrap();
+    let args = ["eval", "error", "--model", &model, "--text", &file];
+    if russet(&["inspect", "--json", &model]).json()["device"] != "cpu" {
+        russet(&args).fails(1, &["l3"]);
+        return;
+    }
+    let report = russet(&[args.as_slice(), &["--json"]].concat()).json();
+    let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["positions", "max_difference", "mean_kl", "max_kl", "top1_agreement"]);
+    let number = |name: &str| report[name].as_f64().unwrap();
+    assert!(number("positions") > 30.0 && number("top1_agreement") > 0.9, "{report}");
+    assert!(number("mean_kl").abs() < 1e-3 && number("mean_kl") <= number("max_kl"), "{report}");
+    let shown = russet(&args).text();
+    assert!(shown.contains(&format!("positions        {}\n", report["positions"])), "{shown}");
+
+    russet(&[args.as_slice(), &["--fidelity", "l1"]].concat()).fails(1, &["l3", "L1"]);
+    russet(&["eval", "error", "--model", &model, "--text", "/no/such/file"]).fails(1, &["/no/such/file"]);
+    fs::write(&file, "").unwrap();
+    russet(&args).fails(1, &["no tokens"]);
+    fs::write(&file, b"\xff").unwrap();
+    russet(&args).fails(1, &["text.txt", "UTF-8"]);
 }

@@ -14,15 +14,20 @@ const PARAMETERS: u64 = 512 * 64 + 2 * ((64 + 32 + 32 + 64) * 64 + 3 * 64 * 128 
 /// Values kept per token: keys and values of two heads of 16 in two layers.
 const CACHED: u64 = 2 * 2 * 2 * 16;
 
+/// The report at fidelity L1.
 fn report(spec: &FixtureSpec, args: &[&str]) -> Option<Value> {
+    report_at("l1", spec, args)
+}
+
+fn report_at(fidelity: &str, spec: &FixtureSpec, args: &[&str]) -> Option<Value> {
     let model = text(&Oracle::get()?.fixture(spec));
-    Some(russet(&[&["inspect", "--json", &model], args].concat()).json())
+    Some(russet(&[&["inspect", "--json", "--fidelity", fidelity, &model], args].concat()).json())
 }
 
 #[test]
 fn json_describes_model_files_and_memory() {
     let Some(model) = llama() else { return };
-    let report = russet(&["inspect", "--json", &model]).json();
+    let report = russet(&["inspect", "--json", "--fidelity", "l1", &model]).json();
     let file = fs::metadata(format!("{model}/model.safetensors")).unwrap().len();
     assert_eq!(
         report,
@@ -46,6 +51,7 @@ fn json_describes_model_files_and_memory() {
                 "context": 4096,
                 "weights_bytes": 2 * PARAMETERS,
                 "weights_mapped": report["memory"]["weights_mapped"],
+                "weights_interleaved_bytes": 0,
                 "kv_cache_bytes": 2 * CACHED * 4096,
             },
         })
@@ -68,6 +74,23 @@ fn memory_of_the_cache_follows_context_and_dtype() {
             assert_eq!(memory["kv_cache_bytes"], size * CACHED * context);
         }
     }
+}
+
+#[test]
+fn the_cpu_kernels_say_what_memory_they_take_besides() {
+    let spec = FixtureSpec { format: Format::Affine { bits: 4, group: 32 }, ..FixtureSpec::new("llama") };
+    let Some(default) = report_at("auto", &spec, &["--context", "1000"]) else { return };
+    if default["device"] != "cpu" {
+        return;
+    }
+    assert_eq!(default["fidelity"], "L3");
+    let bytes = |report: &Value, name: &str| report["memory"][name].as_u64().unwrap();
+    assert_eq!(bytes(&default, "kv_cache_bytes"), 2 * CACHED * 1000);
+    assert!(bytes(&default, "weights_interleaved_bytes") > 0, "{default}");
+    let options = ["--context", "1000", "--no-repack", "--kv-cache", "f32"];
+    let Some(plain) = report_at("auto", &spec, &options) else { return };
+    assert_eq!(bytes(&plain, "weights_interleaved_bytes"), 0);
+    assert_eq!(bytes(&plain, "kv_cache_bytes"), 4 * CACHED * 1000);
 }
 
 #[test]
@@ -135,7 +158,7 @@ fn all_shards_are_listed() {
 #[test]
 fn text_says_the_same() {
     let Some(model) = llama() else { return };
-    let text = russet(&["inspect", &model, "--context", "1000"]).text();
+    let text = russet(&["inspect", &model, "--context", "1000", "--fidelity", "l1"]).text();
     let value = |label: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(label)).unwrap_or_else(|| panic!("{text}"));
         line.trim().to_owned()

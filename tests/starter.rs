@@ -1,6 +1,4 @@
 //! The starter model through the real binary. It is fetched once, into a folder that all tests share.
-//!
-//! MLX's CPU operations are slow on its 16-bit weights, so few tests generate with them.
 
 mod common;
 
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Finished, command, russet, shared_home, starter, text};
 use russet_testing::{Float, Oracle, Reference, ReferenceSpec, Tokens};
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 
 /// Runs the binary with the shared store.
@@ -149,20 +147,21 @@ fn cast_to_f32_it_equals_the_reference_in_every_byte() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = folder.path().join("starter.safetensors");
     let options = ["--tokens", &tokens.to_string(), "--steps", "16"];
-    let fixed = ["eval", "logits", "--model", &text(&model), "--out", &text(&out)];
+    let fixed = ["eval", "logits", "--fidelity", "l1", "--model", &text(&model), "--out", &text(&out)];
     assert_eq!(russet(&[fixed.as_slice(), &options].concat()).text(), "");
     let expected = oracle.reference(&model, &ReferenceSpec::new(tokens, 16));
     assert_eq!(expected.difference(&Reference::open(out)), None);
 }
 
 #[test]
-fn benchmarks_are_measured_without_a_copy_of_the_weights() {
-    let options = ["--prompt-tokens", "1", "--gen-tokens", "1", "--runs", "1"];
-    let report = with_starter(&[["bench", "--json"].as_slice(), &options].concat()).json();
-    let bytes = |name: &str| report[name].as_u64().unwrap();
-    assert_eq!(bytes("weights_bytes"), 98_275_968);
-    assert!(bytes("peak_rss_bytes") < bytes("weights_bytes") + 120_000_000, "{report}");
-    let tps = &report["decode_tps"];
-    assert!(["median", "min", "max"].iter().all(|name| tps[name] == tps["median"]), "one run: {report}");
-    assert_ne!(tps["median"], Value::Null);
+fn memory_stays_near_the_size_of_the_weights() {
+    let options = ["--prompt-tokens", "16", "--gen-tokens", "8", "--runs", "2"];
+    for repack in [[].as_slice(), &["--no-repack"]] {
+        let report = with_starter(&[["bench", "--json"].as_slice(), &options, repack].concat()).json();
+        let bytes = |name: &str| report[name].as_u64().unwrap();
+        assert_eq!(bytes("weights_bytes"), 98_275_968);
+        if report["device"] == "cpu" {
+            assert!(bytes("peak_rss_bytes") < bytes("weights_bytes") + 120_000_000, "{report}");
+        }
+    }
 }

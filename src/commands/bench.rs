@@ -107,6 +107,13 @@ fn spread(values: impl Iterator<Item = f64>) -> Value {
 
 /// The most memory that this process has had in RAM.
 fn peak_rss() -> Result<u64> {
+    // Linux's getrusage also counts what the program that started this one had.
+    if let Ok(status) = std::fs::read_to_string("/proc/self/status")
+        && let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))
+        && let Ok(kilobytes) = peak.trim_end_matches("kB").trim().parse::<u64>()
+    {
+        return Ok(kilobytes * 1024);
+    }
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
     // Kilobytes on Linux, bytes on macOS.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };

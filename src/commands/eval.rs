@@ -93,6 +93,9 @@ fn error(args: &EvalErrorArgs) -> Result<ExitCode> {
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("cannot read {}", args.text.display()))?;
     let tokens = language_model.tokenizer.encode(&text, true)?;
+    if tokens.is_empty() {
+        bail!("{}: the text has no tokens", args.text.display());
+    }
     let chunk = args.loading.prefill_chunk.unwrap_or(64);
     let divergence = Divergence::measure(&reference, &language_model.model, &tokens, chunk)?;
     if args.json {

@@ -57,6 +57,7 @@ fn report(located: &Located, model: &Model, context: usize) -> Result<Value> {
             "context": context,
             "weights_bytes": footprint.weights,
             "weights_mapped": footprint.weights_mapped,
+            "weights_interleaved_bytes": footprint.weights_interleaved,
             "kv_cache_bytes": footprint.kv_cache,
         },
     }))
@@ -89,5 +90,6 @@ fn write_text(out: &mut dyn Write, report: &Value) -> io::Result<()> {
     let memory = &report["memory"];
     let kind = if memory["weights_mapped"] == true { "mapped from the files" } else { "copied" };
     line("weights", format!("{} ({kind})", megabytes(&memory["weights_bytes"])))?;
+    line("interleaved", format!("{} besides", megabytes(&memory["weights_interleaved_bytes"])))?;
     line("kv_cache", format!("{} for {} tokens", megabytes(&memory["kv_cache_bytes"]), memory["context"]))
 }
