@@ -4,7 +4,7 @@
 //! load. Keys and values are kept in float16 or float32 and appended in place.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use half::f16;
 use russet_mlx::{
@@ -27,6 +27,8 @@ pub struct Ops {
 #[derive(Debug)]
 pub struct Matrix {
     storage: Storage,
+    /// A quantized matrix in the form that is faster to read, once [`Ops::interleave`] has made it.
+    interleaved: OnceLock<Interleaved>,
     bias: Option<Vec<f32>>,
 }
 
@@ -34,7 +36,6 @@ pub struct Matrix {
 enum Storage {
     Dense { float: FloatType, rows: usize, columns: usize, values: MappedSlice },
     Quantized(StoredQuantized),
-    Interleaved(Interleaved),
 }
 
 /// The parts of a quantized matrix as a checkpoint stores them.
@@ -75,25 +76,20 @@ impl Matrix {
     /// When `values` does not have the bytes of the shape.
     pub fn dense(float: FloatType, rows: usize, columns: usize, values: MappedSlice) -> Result<Self> {
         DenseMatrix::new(float, rows, columns, values.bytes()).map_err(error)?;
-        Ok(Self { storage: Storage::Dense { float, rows, columns, values }, bias: None })
+        Ok(Self::new(Storage::Dense { float, rows, columns, values }))
     }
 
-    /// A quantized matrix: used where it lies, or `interleaved` into memory of its own, which is faster. The
-    /// pages of the file that were read for that are given back.
+    /// A quantized matrix used where it lies.
     ///
     /// # Errors
     /// When the parts do not have the bytes of the shape.
-    pub fn quantized(ops: &Ops, stored: StoredQuantized, interleaved: bool) -> Result<Self> {
-        let view = stored.view().map_err(error)?;
-        if !interleaved {
-            return Ok(Self { storage: Storage::Quantized(stored), bias: None });
-        }
-        let matrix = Interleaved::new(&ops.cpu, &[view]).map_err(error)?;
-        for part in [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten()
-        {
-            part.release();
-        }
-        Ok(Self { storage: Storage::Interleaved(matrix), bias: None })
+    pub fn quantized(stored: StoredQuantized) -> Result<Self> {
+        stored.view().map_err(error)?;
+        Ok(Self::new(Storage::Quantized(stored)))
+    }
+
+    fn new(storage: Storage) -> Self {
+        Self { storage, interleaved: OnceLock::new(), bias: None }
     }
 
     /// Adds `bias` `[outputs]` to the products.
@@ -113,7 +109,6 @@ impl Matrix {
         match &self.storage {
             Storage::Dense { rows, .. } => *rows,
             Storage::Quantized(stored) => stored.rows,
-            Storage::Interleaved(matrix) => matrix.rows(),
         }
     }
 
@@ -122,25 +117,23 @@ impl Matrix {
         match &self.storage {
             Storage::Dense { columns, .. } => *columns,
             Storage::Quantized(stored) => stored.columns,
-            Storage::Interleaved(matrix) => matrix.cols(),
         }
     }
 
     /// Bytes of memory besides the mapped file.
     pub fn owned_bytes(&self) -> usize {
-        match &self.storage {
-            Storage::Dense { .. } | Storage::Quantized(_) => 0,
-            Storage::Interleaved(matrix) => matrix.bytes(),
-        }
+        self.interleaved.get().map_or(0, Interleaved::bytes)
     }
 
     fn weights(&self) -> Result<Weights<'_>> {
+        if let Some(matrix) = self.interleaved.get() {
+            return Ok(matrix.into());
+        }
         Ok(match &self.storage {
             Storage::Dense { float, rows, columns, values } => {
                 DenseMatrix::new(*float, *rows, *columns, values.bytes()).map_err(error)?.into()
             }
             Storage::Quantized(stored) => stored.view().map_err(error)?.into(),
-            Storage::Interleaved(matrix) => matrix.into(),
         })
     }
 
@@ -149,7 +142,6 @@ impl Matrix {
         let format = match &self.storage {
             Storage::Dense { .. } => return Kind::Dense,
             Storage::Quantized(stored) => stored.format,
-            Storage::Interleaved(matrix) => matrix.format(),
         };
         match format {
             QuantFormat::Affine { .. } | QuantFormat::Mxfp4 => Kind::Blocks32,
@@ -175,6 +167,10 @@ pub struct Norm {
     /// Added to the mean square.
     pub eps: f32,
 }
+
+/// Codes that are interleaved into one piece of memory: enough for huge pages, little enough that file and
+/// copy are not in memory twice.
+const INTERLEAVE_BATCH: usize = 16 << 20;
 
 /// Arguments of [`Ops::attention`].
 pub struct AttentionCall {
@@ -246,6 +242,45 @@ impl Ops {
     /// The instruction set in use.
     pub fn instruction_set(&self) -> cpu::Isa {
         self.cpu.isa()
+    }
+
+    /// Copies quantized matrices into memory of their own in a form that is faster to read. The pages of
+    /// the files that were read for that are given back.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub fn interleave(&self, matrices: &[Arc<Matrix>]) -> Result<()> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        for matrix in matrices {
+            let Storage::Quantized(stored) = &matrix.storage else { continue };
+            batch.push((&**matrix, stored));
+            bytes += stored.codes.bytes().len();
+            if bytes >= INTERLEAVE_BATCH {
+                self.interleave_batch(&batch)?;
+                batch.clear();
+                bytes = 0;
+            }
+        }
+        self.interleave_batch(&batch)
+    }
+
+    fn interleave_batch(&self, batch: &[(&Matrix, &StoredQuantized)]) -> Result<()> {
+        let views: Vec<_> = batch
+            .iter()
+            .map(|(_, stored)| Ok([stored.view().map_err(error)?]))
+            .collect::<Result<Vec<_>>>()?;
+        let views: Vec<&[QuantizedMatrix<'_>]> = views.iter().map(|v| &v[..]).collect();
+        let interleaved = Interleaved::pack(&self.cpu, &views).map_err(error)?;
+        for ((matrix, stored), interleaved) in batch.iter().zip(interleaved) {
+            matrix.interleaved.get_or_init(|| interleaved);
+            for part in
+                [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten()
+            {
+                part.release();
+            }
+        }
+        Ok(())
     }
 
     /// Rows of `table` for `tokens` (u32, any shape): `[.., hidden]`.

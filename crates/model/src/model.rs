@@ -52,7 +52,7 @@ impl Model {
         let mut weights = files.load()?;
         let mut loader = Loader::new(&mut weights, &numerics, quantization.as_ref(), quantize_activations);
         let graph = graphs::build(&checkpoint, &mut loader)?;
-        let (packed, owned_bytes) = (loader.packed_elements(), loader.owned_bytes());
+        let (packed, owned_bytes) = (loader.packed_elements(), loader.interleave()?);
         weights.finish()?;
 
         let dense: u64 = files
