@@ -301,7 +301,8 @@ pub(crate) struct EvalLogitsArgs {
     /// The model [default: the starter model]
     #[arg(short, long)]
     pub(crate) model: Option<String>,
-    /// Prompt: ids 1,2,3, @FILE with such a list, or random ids as rand:COUNT:SEED:HIGH (1 and 256 if left out)
+    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT:SEED:HIGH: random ids below HIGH;
+    /// SEED and HIGH may be left out
     #[arg(long, value_name = "LIST")]
     pub(crate) tokens: String,
     /// One-token steps after the prompt
