@@ -286,6 +286,7 @@ pub(crate) struct BenchArgs {
 }
 
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum EvalCommand {
     /// Record logits of a prompt and of the steps after it in a safetensors file
     Logits(EvalLogitsArgs),
@@ -300,7 +301,8 @@ pub(crate) struct EvalLogitsArgs {
     /// The model [default: the starter model]
     #[arg(short, long)]
     pub(crate) model: Option<String>,
-    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT[:SEED[:HIGH]]
+    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT:SEED:HIGH: random ids below HIGH;
+    /// SEED and HIGH may be left out
     #[arg(long, value_name = "LIST")]
     pub(crate) tokens: String,
     /// One-token steps after the prompt

@@ -180,10 +180,10 @@ print(json.dumps(steps))
 #[test]
 fn in_a_terminal_ctrl_c_stops_the_answer_only_and_ctrl_d_leaves() {
     let Some(oracle) = Oracle::get() else { return };
-    let spec = FixtureSpec::new("llama").with("max_position_embeddings", json!(1_000_000));
+    let spec = FixtureSpec::new("llama").with("max_position_embeddings", json!(100_000));
     let model = text(&oracle.fixture(&spec));
     let environment = Value::from_iter(ENVIRONMENT).to_string();
-    let args = ["chat", &model, "-n", "1000000", "--temp", "1", "--seed", "1"];
+    let args = ["chat", &model, "-n", "100000", "--temp", "1", "--seed", "1"];
     let args = [&[RUSSET, &environment], args.as_slice(), &LETTERS].concat();
     let steps: Value = serde_json::from_str(&oracle.run_script(TERMINAL, &args, "")).unwrap();
     let shows = |step: &str, text: &str| assert!(steps[step].as_str().unwrap().contains(text), "{steps}");

@@ -1,4 +1,5 @@
 //! The error of fidelity L3, against the f32 computation of the same stored weights.
+#![allow(clippy::print_stdout, reason = "cargo test -- --nocapture shows what was measured")]
 
 use std::path::{Path, PathBuf};
 

