@@ -104,8 +104,6 @@ pub(crate) enum Activations {
     F32,
     /// 16-bit integers per 32 values, nearly lossless
     Int16,
-    /// 8-bit integers per 32 values, fastest
-    Int8,
 }
 
 /// The type of keys and values.
@@ -124,7 +122,6 @@ impl ModelArgs {
             precision: match self.activations {
                 Activations::F32 => Precision::F32,
                 Activations::Int16 => Precision::Int16,
-                Activations::Int8 => Precision::Int8,
             },
             interleave: !self.no_repack,
             kv: match self.kv_cache {
