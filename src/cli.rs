@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueHint};
-use russet_model::{CpuOptions, Fidelity, Precision};
+use russet_hub::Store;
+use russet_model::{CpuOptions, Fidelity, KvType, Precision};
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
 #[command(
     name = "russet",
     version,
-    about,
     propagate_version = true,
     after_help = "A MODEL is a checkpoint folder, OWNER/NAME or a unique part of such a name in the Hugging Face \
                   cache or in Russet's own store. Without one, the starter model SmolLM2-135M-Instruct is \
@@ -56,6 +57,14 @@ pub(crate) struct StoreArgs {
     pub(crate) home: Option<PathBuf>,
 }
 
+impl StoreArgs {
+    /// The user's models.
+    pub(crate) fn open(&self) -> Result<Store, russet_hub::Error> {
+        // An empty RUSSET_HOME is none.
+        Store::from_env(self.home.clone().filter(|home| !home.as_os_str().is_empty()))
+    }
+}
+
 /// What every command that runs a model takes.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
@@ -67,23 +76,21 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "TIER", default_value = "auto")]
     pub(crate) fidelity: Fidelity,
 
-    /// Prompt tokens per prefill call
-    #[arg(
-        long,
-        value_name = "N",
-        alias = "prefill-step-size",
-        default_value_t = russet_engine::DEFAULT_PREFILL_CHUNK,
-        value_parser = at_least_one
-    )]
-    pub(crate) prefill_chunk: usize,
+    /// Prompt tokens per prefill call [default: 2048 at l1, 256 at l3]
+    #[arg(long, value_name = "N", alias = "prefill-step-size", value_parser = at_least_one)]
+    pub(crate) prefill_chunk: Option<usize>,
 
     /// Threads of the CPU kernels [default: the physical cores]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub(crate) threads: Option<usize>,
 
     /// Precision of activations in the CPU kernels' products with quantized weights
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
     pub(crate) activations: Activations,
+
+    /// What the CPU kernels keep keys and values in
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCache::F16)]
+    pub(crate) kv_cache: KvCache,
 
     /// Compute from the mapped weights as stored: slower, without memory of their own for the weights
     #[arg(long)]
@@ -97,8 +104,15 @@ pub(crate) enum Activations {
     F32,
     /// 16-bit integers per 32 values, nearly lossless
     Int16,
-    /// 8-bit integers per 32 values, fastest
-    Int8,
+}
+
+/// The type of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvCache {
+    /// Half the memory
+    F16,
+    /// Exact
+    F32,
 }
 
 impl ModelArgs {
@@ -108,9 +122,12 @@ impl ModelArgs {
             precision: match self.activations {
                 Activations::F32 => Precision::F32,
                 Activations::Int16 => Precision::Int16,
-                Activations::Int8 => Precision::Int8,
             },
             interleave: !self.no_repack,
+            kv: match self.kv_cache {
+                KvCache::F16 => KvType::F16,
+                KvCache::F32 => KvType::F32,
+            },
         }
     }
 }
@@ -228,7 +245,7 @@ pub(crate) struct InspectArgs {
     pub(crate) model: Option<String>,
     /// Context length to compute memory for
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
-    pub(crate) context: usize,
+    pub(crate) context: u32,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -266,11 +283,14 @@ pub(crate) struct BenchArgs {
 }
 
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum EvalCommand {
     /// Record logits of a prompt and of the steps after it in a safetensors file
     Logits(EvalLogitsArgs),
     /// Compare two recordings; exits with 1 when any bit differs
     Compare(EvalCompareArgs),
+    /// Measure the error of fidelity l3 on a text, against the f32 computation of the same weights
+    Error(EvalErrorArgs),
 }
 
 #[derive(Args)]
@@ -278,12 +298,13 @@ pub(crate) struct EvalLogitsArgs {
     /// The model [default: the starter model]
     #[arg(short, long)]
     pub(crate) model: Option<String>,
-    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT[:SEED[:HIGH]]
+    /// Prompt: ids 1,2,3, @FILE with such a list, or rand:COUNT:SEED:HIGH: random ids below HIGH;
+    /// SEED and HIGH may be left out
     #[arg(long, value_name = "LIST")]
     pub(crate) tokens: String,
     /// One-token steps after the prompt
     #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) steps: usize,
+    pub(crate) steps: u32,
     /// File to write, with the extension .safetensors
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) out: PathBuf,
@@ -306,10 +327,25 @@ pub(crate) struct EvalCompareArgs {
     pub(crate) json: bool,
 }
 
+#[derive(Args)]
+pub(crate) struct EvalErrorArgs {
+    /// The model [default: the starter model]
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// Text to read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) text: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+}
+
 fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
+    match text.parse::<u32>() {
         Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
+        Ok(n) => Ok(n as usize),
         Err(e) => Err(format!("{e}")),
     }
 }

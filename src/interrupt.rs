@@ -7,7 +7,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// The exit code of an interrupted program.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// Catches ctrl-C (and SIGTERM) from here on.
+/// Catches ctrl-C from here on.
 pub(crate) fn install() -> anyhow::Result<()> {
     Ok(ctrlc::set_handler(|| {
         if REQUESTED.swap(true, Ordering::SeqCst) {

@@ -1,13 +1,12 @@
 //! Russet: local inference for MLX checkpoints.
-#![allow(clippy::print_stdout, clippy::print_stderr)]
-
 mod cli;
 mod commands;
 mod interrupt;
 
+use std::io;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 
 use cli::{Cli, Command};
 
@@ -19,13 +18,17 @@ fn main() -> ExitCode {
         Command::Ls(args) => commands::ls(args),
         Command::Bench(args) => commands::bench(args),
         Command::Eval(command) => commands::eval(command),
-        Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "russet", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Completions { shell } => commands::completions(shell),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        // The reader of a pipe has what it wanted.
+        if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
+        commands::note(&format!("error: {}", commands::describe(&error)));
+        match error.downcast_ref() {
+            Some(russet_hub::Error::Interrupted) => ExitCode::from(interrupt::EXIT_CODE),
+            _ => ExitCode::FAILURE,
+        }
     })
 }

@@ -1,13 +1,13 @@
-use std::ops::ControlFlow;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use russet_engine::{StepOptions, Steps};
 use russet_model::Model;
 use serde_json::{Value, json};
 
-use super::{Located, print_json};
+use super::{Located, print, print_json, unless_interrupted};
 use crate::cli::BenchArgs;
 use crate::interrupt;
 
@@ -22,6 +22,11 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     interrupt::install()?;
     let located = Located::find(args.model.as_deref(), &args.loading.store)?;
     let model = located.load_model(&args.loading)?;
+    if let Some(positions) = model.shape().max_positions
+        && args.prompt_tokens + args.gen_tokens > positions as usize
+    {
+        bail!("--prompt-tokens and --gen-tokens: more than the model's context of {positions}");
+    }
     let prompt = prompt(&model, args.prompt_tokens);
 
     let mut runs = Vec::new();
@@ -40,7 +45,6 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
         "fidelity": model.tier().to_string(),
         "prompt_tokens": args.prompt_tokens,
         "gen_tokens": args.gen_tokens,
-        "runs": args.runs,
         "weights_bytes": model.footprint(0).weights,
         "peak_rss_bytes": peak_rss()?,
         "prefill_tps": spread(runs.iter().map(|r| r.prefill_tps)),
@@ -50,7 +54,7 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     if args.json {
         print_json(&report)?
     } else {
-        print_text(&report)
+        print(|out| write_text(out, &report))?
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -63,17 +67,15 @@ fn prompt(model: &Model, count: usize) -> Vec<u32> {
 
 fn measure(model: &Model, prompt: &[u32], args: &BenchArgs) -> Result<Option<Run>> {
     let start = Instant::now();
-    let mut go_on = |_| match interrupt::is_requested() {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    };
     let options = StepOptions {
         prefill_chunk: args.loading.prefill_chunk,
         // One more token than is counted: the first belongs to the prefill.
         limit: Some(args.gen_tokens + 1),
         ..StepOptions::default()
     };
-    let Some(mut steps) = Steps::start(model, prompt, options, &mut go_on)? else { return Ok(None) };
+    let Some(mut steps) = Steps::start(model, prompt, options, &mut |_| unless_interrupted())? else {
+        return Ok(None);
+    };
     steps.next().context("no token was generated")??;
     let first = Instant::now();
     for step in steps.by_ref() {
@@ -105,27 +107,34 @@ fn spread(values: impl Iterator<Item = f64>) -> Value {
 
 /// The most memory that this process has had in RAM.
 fn peak_rss() -> Result<u64> {
+    // Linux's getrusage also counts what the program that started this one had.
+    if let Ok(status) = std::fs::read_to_string("/proc/self/status")
+        && let Some(peak) = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))
+        && let Ok(kilobytes) = peak.trim_end_matches("kB").trim().parse::<u64>()
+    {
+        return Ok(kilobytes * 1024);
+    }
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
     // Kilobytes on Linux, bytes on macOS.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
     Ok(usage.max_rss() as u64 * unit)
 }
 
-fn print_text(report: &Value) {
-    let line = |label: &str, value: &Value| {
-        println!("{label:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
-    };
-    for field in ["model", "device", "threads", "fidelity", "prompt_tokens", "gen_tokens", "runs"] {
-        line(field, &report[field]);
+fn write_text(out: &mut dyn Write, report: &Value) -> io::Result<()> {
+    for field in ["model", "device", "threads", "fidelity", "prompt_tokens", "gen_tokens"] {
+        let value = &report[field];
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        writeln!(out, "{field:<16} {value}")?;
     }
     for field in ["weights_bytes", "peak_rss_bytes"] {
-        println!("{field:<16} {:.1} MB", report[field].as_f64().unwrap_or(0.0) / 1e6);
+        writeln!(out, "{field:<16} {:.1} MB", report[field].as_f64().unwrap_or(0.0) / 1e6)?;
     }
-    println!("{:<16} {:>10} {:>10} {:>10}", "", "median", "min", "max");
+    writeln!(out, "{:<16} {:>10} {:>10} {:>10}", "", "median", "min", "max")?;
     for field in ["prefill_tps", "decode_tps", "ttft_ms"] {
         let value = |name: &str| report[field][name].as_f64().unwrap_or(0.0);
-        println!("{field:<16} {:>10.2} {:>10.2} {:>10.2}", value("median"), value("min"), value("max"));
+        writeln!(out, "{field:<16} {:>10.2} {:>10.2} {:>10.2}", value("median"), value("min"), value("max"))?;
     }
+    Ok(())
 }
 
 #[cfg(test)]

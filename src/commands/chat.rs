@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use super::run::chat_tokens;
-use super::{Located, print_statistics, seed, text_sampling, unless_interrupted};
+use super::{Located, describe, note, print, print_statistics, seed, text_sampling, unless_interrupted};
 use crate::cli::ChatArgs;
 use crate::interrupt;
 
@@ -28,7 +28,7 @@ pub(crate) fn chat(mut args: ChatArgs) -> Result<ExitCode> {
     if !language_model.tokenizer.has_chat_template() {
         bail!("{} has no chat template; use russet run --raw", located.name);
     }
-    eprintln!("{}, fidelity {}. /help lists commands.", located.name, language_model.model.tier());
+    note(&format!("{}, fidelity {}. /help lists commands.", located.name, language_model.model.tier()));
 
     let mut editor = DefaultEditor::new()?;
     let mut messages: Vec<Value> = Vec::new();
@@ -48,7 +48,7 @@ pub(crate) fn chat(mut args: ChatArgs) -> Result<ExitCode> {
         let _ = editor.add_history_entry(text);
         match text.split_once(' ').unwrap_or((text, "")) {
             ("/quit" | "/exit", "") => break,
-            ("/help", "") => println!("{HELP}"),
+            ("/help", "") => print(|out| writeln!(out, "{HELP}"))?,
             ("/reset", "") => messages.clear(),
             ("/system", system) => {
                 args.prompting.system = Some(system.trim().to_owned()).filter(|s| !s.is_empty());
@@ -56,10 +56,10 @@ pub(crate) fn chat(mut args: ChatArgs) -> Result<ExitCode> {
             }
             ("/stats", "") => match &statistics {
                 Some(statistics) => print_statistics(statistics, &language_model.model),
-                None => println!("No answer yet."),
+                None => print(|out| writeln!(out, "No answer yet."))?,
             },
             (command, _) if command.starts_with('/') => {
-                println!("Unknown command {command}. /help lists commands.");
+                print(|out| writeln!(out, "Unknown command {command}. /help lists commands."))?;
             }
             _ => {
                 messages.push(json!({"role": "user", "content": text}));
@@ -68,9 +68,11 @@ pub(crate) fn chat(mut args: ChatArgs) -> Result<ExitCode> {
                         messages.push(json!({"role": "assistant", "content": text}));
                         statistics = Some(answer_statistics);
                     }
+                    // Nobody can read answers any more.
+                    Err(e) if e.is::<io::Error>() => return Err(e),
                     // The conversation goes on without the message that could not be answered.
                     Err(e) => {
-                        eprintln!("error: {e:#}");
+                        note(&format!("error: {}", describe(&e)));
                         messages.pop();
                     }
                 }
@@ -95,7 +97,7 @@ fn answer(
         prefill_chunk: args.loading.prefill_chunk,
     };
     interrupt::take();
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     let generation = generate(language_model, &request, &mut |event| {
         if let Event::Text(text) = event
             && out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err()

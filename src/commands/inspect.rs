@@ -1,21 +1,22 @@
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use russet_model::Model;
 use serde_json::{Value, json};
 
-use super::{Located, print_json};
+use super::{Located, print, print_json};
 use crate::cli::InspectArgs;
 
 pub(crate) fn inspect(args: InspectArgs) -> Result<ExitCode> {
     let located = Located::find(args.model.as_deref(), &args.loading.store)?;
     let model = located.load_model(&args.loading)?;
-    let report = report(&located, &model, args.context)?;
+    let report = report(&located, &model, args.context as usize)?;
     if args.json {
         print_json(&report)?
     } else {
-        print_text(&report)
+        print(|out| write_text(out, &report))?
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -56,37 +57,39 @@ fn report(located: &Located, model: &Model, context: usize) -> Result<Value> {
             "context": context,
             "weights_bytes": footprint.weights,
             "weights_mapped": footprint.weights_mapped,
+            "weights_interleaved_bytes": footprint.weights_interleaved,
             "kv_cache_bytes": footprint.kv_cache,
         },
     }))
 }
 
 /// The same report for people.
-fn print_text(report: &Value) {
+fn write_text(out: &mut dyn Write, report: &Value) -> io::Result<()> {
     let text = |value: &Value| match value {
         Value::String(s) => s.clone(),
         Value::Null => "none".to_owned(),
         other => other.to_string(),
     };
     let megabytes = |value: &Value| format!("{:.1} MB", value.as_f64().unwrap_or(0.0) / 1e6);
-    let line = |label: &str, value: String| println!("{label:<16} {value}");
+    let mut line = |label: &str, value: String| writeln!(out, "{label:<16} {value}");
     for field in ["model", "path", "architecture", "fidelity", "device", "mlx", "parameters", "layers"] {
-        line(field, text(&report[field]));
+        line(field, text(&report[field]))?;
     }
     for field in ["hidden_size", "vocabulary", "max_positions", "quantization"] {
-        line(field, text(&report[field]));
+        line(field, text(&report[field]))?;
     }
     for (module, quantization) in report["quantization_overrides"].as_object().into_iter().flatten() {
-        line("", format!("{module}: {}", text(quantization)));
+        line("", format!("{module}: {}", text(quantization)))?;
     }
     for (dtype, bytes) in report["bytes_by_dtype"].as_object().into_iter().flatten() {
-        line(dtype, megabytes(bytes));
+        line(dtype, megabytes(bytes))?;
     }
     for file in report["files"].as_array().into_iter().flatten() {
-        line("file", format!("{} ({})", text(&file["name"]), megabytes(&file["bytes"])));
+        line("file", format!("{} ({})", text(&file["name"]), megabytes(&file["bytes"])))?;
     }
     let memory = &report["memory"];
     let kind = if memory["weights_mapped"] == true { "mapped from the files" } else { "copied" };
-    line("weights", format!("{} ({kind})", megabytes(&memory["weights_bytes"])));
-    line("kv_cache", format!("{} for {} tokens", megabytes(&memory["kv_cache_bytes"]), memory["context"]));
+    line("weights", format!("{} ({kind})", megabytes(&memory["weights_bytes"])))?;
+    line("interleaved", format!("{} besides", megabytes(&memory["weights_interleaved_bytes"])))?;
+    line("kv_cache", format!("{} for {} tokens", megabytes(&memory["kv_cache_bytes"]), memory["context"]))
 }

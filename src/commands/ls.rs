@@ -1,36 +1,43 @@
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use russet_hub::{Entry, Source, Store};
+use russet_hub::{Entry, Source};
 use serde_json::{Value, json};
 
-use super::print_json;
+use super::{print, print_json};
 use crate::cli::LsArgs;
 
 pub(crate) fn ls(args: LsArgs) -> Result<ExitCode> {
-    let entries = Store::from_env(args.store.home)?.list()?;
+    let entries = args.store.open()?.list()?;
     if args.json {
         print_json(&Value::Array(entries.iter().map(entry_json).collect()))?;
-        return Ok(ExitCode::SUCCESS);
+    } else {
+        print(|out| write_text(out, &entries))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_text(out: &mut dyn Write, entries: &[Entry]) -> io::Result<()> {
     if entries.is_empty() {
-        println!("No models yet. `russet run` installs the starter model.");
+        writeln!(out, "No models yet. `russet run` installs the starter model.")?;
     }
     let width = entries.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
-    for entry in &entries {
+    for entry in entries {
         let problems = match entry.problems.is_empty() {
             true => String::new(),
             false => format!("  ({})", entry.problems.join("; ")),
         };
-        println!(
+        writeln!(
+            out,
             "{:width$}  {:>9}  {}{problems}",
             entry.name,
             format!("{:.1} MB", entry.bytes as f64 / 1e6),
             source(entry)
-        );
+        )?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn source(entry: &Entry) -> &'static str {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod completions;
 mod eval;
 mod inspect;
 mod ls;
@@ -9,19 +10,20 @@ mod run;
 
 pub(crate) use bench::bench;
 pub(crate) use chat::chat;
+pub(crate) use completions::completions;
 pub(crate) use eval::eval;
 pub(crate) use inspect::inspect;
 pub(crate) use ls::ls;
 pub(crate) use run::run;
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use russet_engine::{LanguageModel, Sampling, Statistics};
-use russet_hub::{InstallOptions, STARTER_NAME, Store, install_starter};
+use russet_hub::{InstallOptions, Phase, STARTER_NAME, Store, install_starter};
 use russet_model::Model;
 use serde_json::{Value, json};
 
@@ -37,7 +39,7 @@ struct Located {
 impl Located {
     /// The model that `reference` names; without one the starter model, installed if need be.
     fn find(reference: Option<&str>, args: &StoreArgs) -> Result<Self> {
-        let store = Store::from_env(args.home.clone())?;
+        let store = args.open()?;
         let Some(reference) = reference else { return Self::starter(&store, args.offline) };
         let model = store.resolve(reference)?;
         Ok(Self { dir: model.path, name: model.name })
@@ -45,9 +47,14 @@ impl Located {
 
     fn starter(store: &Store, offline: bool) -> Result<Self> {
         let options = InstallOptions { offline, ..InstallOptions::default() };
-        let mut bar = None;
+        let (mut bar, mut announced) = (None, false);
         let dir = install_starter(store, &options, &mut |progress| {
             let bar = bar.get_or_insert_with(install_bar);
+            // What is only checked is not installed again.
+            if progress.phase == Phase::Downloading && !announced {
+                announced = true;
+                bar.suspend(|| note(&format!("Installing the starter model {STARTER_NAME} (once)")));
+            }
             bar.set_message(progress.phase.to_string());
             bar.set_length(progress.total.unwrap_or(0));
             bar.set_position(progress.done);
@@ -70,7 +77,6 @@ impl Located {
 }
 
 fn install_bar() -> ProgressBar {
-    eprintln!("Installing the starter model {STARTER_NAME} (once)");
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
@@ -125,20 +131,20 @@ fn unless_interrupted() -> ControlFlow<()> {
 
 /// Statistics on two lines, for people.
 fn print_statistics(s: &Statistics, model: &Model) {
-    eprintln!(
+    note(&format!(
         "prompt: {} tokens, {:.1} tokens/s, first token after {:.2} s",
         s.prompt_tokens,
         s.prefill_rate(),
         s.time_to_first_token.as_secs_f64()
-    );
-    eprintln!(
+    ));
+    note(&format!(
         "answer: {} tokens, {:.1} tokens/s; fidelity {}; peak memory {:.0} MB besides {:.0} MB of weights",
         s.generated_tokens,
         s.decode_rate(),
         model.tier(),
         s.peak_memory as f64 / 1e6,
         model.footprint(0).weights as f64 / 1e6
-    );
+    ));
 }
 
 /// Statistics for programs.
@@ -153,10 +159,29 @@ fn statistics_json(s: &Statistics) -> Value {
     })
 }
 
+/// Prints to standard output what `write` writes. Unlike with `println!`, a full disk or a closed pipe is an error.
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let mut out = io::stdout().lock();
+    write(&mut out).and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
 /// Prints one line of JSON to standard output.
 fn print_json(value: &Value) -> Result<()> {
-    println!("{}", serde_json::to_string(value)?);
-    Ok(())
+    print(|out| writeln!(out, "{value}"))
+}
+
+/// The message of an error with those of its causes that it does not hold already.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match () {
+        () if text.is_empty() => cause,
+        () if text.contains(&cause) => text,
+        () => format!("{text}: {cause}"),
+    })
+}
+
+/// Prints a line to standard error, if that can be written to.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Whether standard error is seen by a person.

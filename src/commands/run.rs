@@ -2,21 +2,21 @@ use std::io::{IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use russet_engine::{Event, FinishReason, LanguageModel, Request, generate};
-use russet_hub::Store;
 use serde_json::{Value, json};
 
 use super::{
-    Located, is_interactive, print_json, print_statistics, seed, statistics_json, text_sampling,
+    Located, is_interactive, note, print, print_json, print_statistics, seed, statistics_json, text_sampling,
     unless_interrupted,
 };
 use crate::cli::{PromptArgs, RunArgs};
 use crate::interrupt;
 
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
-    interrupt::install()?;
     let (reference, prompt) = model_and_prompt(&args)?;
+    // A wrong name is reported before a prompt is waited for, an empty prompt before anything is installed.
+    let named = reference.map(|name| Located::find(Some(&name), &args.loading.store)).transpose()?;
     let prompt = match prompt {
         Some(prompt) if prompt != "-" => prompt,
         given => read_prompt(given.is_some())?,
@@ -24,7 +24,12 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
     if prompt.is_empty() {
         bail!("the prompt is empty");
     }
-    let located = Located::find(reference.as_deref(), &args.loading.store)?;
+    // From here on there is something to stop; while the prompt is read, ctrl-C ends the program.
+    interrupt::install()?;
+    let located = match named {
+        Some(located) => located,
+        None => Located::find(None, &args.loading.store)?,
+    };
     let language_model = located.load(&args.loading)?;
     let request = Request {
         prompt: prompt_tokens(&language_model, &prompt, &args)?,
@@ -47,13 +52,10 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         }
         unless_interrupted()
     })?;
-    match write_error {
-        // The reader of a pipe has what it wanted.
-        Some(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
-        Some(e) => return Err(e.into()),
-        None => {}
-    }
     drop(out);
+    if let Some(e) = write_error {
+        return Err(e).context("cannot write to standard output");
+    }
 
     if args.json {
         print_json(&json!({
@@ -66,9 +68,9 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
             "timings": statistics_json(&generation.statistics),
         }))?;
     } else {
-        println!();
+        print(|out| writeln!(out))?;
         if is_interactive() {
-            eprintln!();
+            note("");
         }
         print_statistics(&generation.statistics, &language_model.model);
     }
@@ -87,10 +89,9 @@ fn model_and_prompt(args: &RunArgs) -> Result<(Option<String>, Option<String>)> 
         (Some(first), None) if model.is_some() && prompt.is_none() => prompt = Some(first.clone()),
         (Some(first), None) if model.is_none() && prompt.is_some() => model = Some(first.clone()),
         (Some(first), None) if model.is_none() => {
-            let store = Store::from_env(args.loading.store.home.clone())?;
-            match store.resolve(first) {
+            match args.loading.store.open()?.resolve(first) {
                 Err(russet_hub::Error::ModelNotFound { .. }) => prompt = Some(first.clone()),
-                // What names a model that can't be used is no prompt.
+                // What names a model that can't be used is no prompt: loading it says why.
                 Ok(_) | Err(_) => model = Some(first.clone()),
             }
         }
@@ -108,12 +109,15 @@ fn read_prompt(asked_for: bool) -> Result<String> {
         bail!("no prompt: give it as an argument, for example russet run \"What is a glacier?\"");
     }
     let mut prompt = String::new();
-    stdin.read_to_string(&mut prompt)?;
+    stdin.read_to_string(&mut prompt).context("cannot read the prompt from standard input")?;
     Ok(prompt)
 }
 
 fn prompt_tokens(language_model: &LanguageModel, prompt: &str, args: &RunArgs) -> Result<Vec<u32>> {
     let tokenizer = &language_model.tokenizer;
+    if !args.raw && !tokenizer.has_chat_template() && args.prompting.system.is_some() {
+        bail!("--system: the model has no chat template that could pass it on");
+    }
     if args.raw || !tokenizer.has_chat_template() {
         return Ok(tokenizer.encode_prompt(prompt)?);
     }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use russet_mlx::{Array, Dtype, eval, load_safetensors, save_safetensors, stack};
-use russet_model::Model;
+use russet_model::{Cache, Model};
 
 use crate::{Error, Result, Sampling, StepOptions, Steps};
 
@@ -16,8 +16,8 @@ pub struct Recording {
     pub tokens: Vec<u32>,
     /// One-token steps after the prompt.
     pub steps: usize,
-    /// Prompt tokens per prefill call.
-    pub prefill_chunk: usize,
+    /// Prompt tokens per prefill call; the numerics' default where absent.
+    pub prefill_chunk: Option<usize>,
     /// How tokens are picked.
     pub sampling: Sampling,
     /// Seed of the sampler.
@@ -87,16 +87,8 @@ pub struct Comparison {
     pub arrays: Vec<(String, bool)>,
     /// Arrays in one file only, or with different shapes or dtypes.
     pub mismatched: Vec<String>,
-    /// Positions with logits in both.
-    pub positions: usize,
-    /// Largest difference of two logits of the same position and token.
-    pub max_difference: f64,
-    /// Mean over positions of KL(a ‖ b) in nats.
-    pub mean_kl: f64,
-    /// Largest KL(a ‖ b) of a position in nats.
-    pub max_kl: f64,
-    /// Fraction of positions whose most likely token is the same.
-    pub top1_agreement: f64,
+    /// How the logits differ.
+    pub divergence: Divergence,
 }
 
 impl Comparison {
@@ -114,42 +106,96 @@ impl Comparison {
 pub fn compare(a: &Path, b: &Path) -> Result<Comparison> {
     let (a, _) = load_safetensors(a)?;
     let (b, _) = load_safetensors(b)?;
-    let mut result = Comparison {
-        arrays: Vec::new(),
-        mismatched: b.keys().filter(|name| !a.contains_key(*name)).cloned().collect(),
-        positions: 0,
-        max_difference: 0.0,
-        mean_kl: 0.0,
-        max_kl: 0.0,
-        top1_agreement: 0.0,
-    };
-    let mut agreements = 0;
+    let mut arrays = Vec::new();
+    let mut mismatched: Vec<String> = b.keys().filter(|name| !a.contains_key(*name)).cloned().collect();
+    let mut sum = Sum::default();
     for (name, x) in &a {
         let Some(y) = b.get(name).filter(|y| x.shape() == y.shape() && x.dtype() == y.dtype()) else {
-            result.mismatched.push(name.clone());
+            mismatched.push(name.clone());
             continue;
         };
-        result.arrays.push((name.clone(), x.to_bytes()? == y.to_bytes()?));
+        arrays.push((name.clone(), x.to_bytes()? == y.to_bytes()?));
         if matches!(name.as_str(), "prompt_logits" | "step_logits") {
             let width = x.dim(-1)?.max(1) as usize;
-            let (x, y) = (x.astype(Dtype::F32)?.to_vec::<f32>()?, y.astype(Dtype::F32)?.to_vec::<f32>()?);
-            for (p, q) in x.chunks(width).zip(y.chunks(width)) {
-                let kl = kl_divergence(p, q);
-                let difference = p.iter().zip(q).map(|(p, q)| f64::from((p - q).abs())).fold(0.0, f64::max);
-                result.positions += 1;
-                result.max_difference = result.max_difference.max(difference);
-                result.mean_kl += kl;
-                result.max_kl = result.max_kl.max(kl);
-                agreements += usize::from(argmax(p) == argmax(q));
-            }
+            let values = |a: &Array| -> Result<Vec<f32>> { Ok(a.astype(Dtype::F32)?.to_vec()?) };
+            sum.add(&values(x)?, &values(y)?, width);
         }
     }
-    if result.positions == 0 {
+    let divergence = sum.finish();
+    if divergence.positions == 0 {
         return Err(Error::Prompt("the two files have no logits of the same shape and dtype".into()));
     }
-    result.mean_kl /= result.positions as f64;
-    result.top1_agreement = agreements as f64 / result.positions as f64;
-    Ok(result)
+    Ok(Comparison { arrays, mismatched, divergence })
+}
+
+/// How far a model's next-token distributions are from those of a reference, over a text.
+#[derive(Clone, Debug, Default)]
+pub struct Divergence {
+    /// Positions compared.
+    pub positions: usize,
+    /// Mean over positions of KL(reference ‖ model) in nats.
+    pub mean_kl: f64,
+    /// Largest KL of a position in nats.
+    pub max_kl: f64,
+    /// Fraction of positions whose most likely token is the same.
+    pub top1_agreement: f64,
+    /// Largest difference of two logits of the same position and token.
+    pub max_difference: f64,
+}
+
+impl Divergence {
+    /// Compares `model` with `reference` on `tokens`: both read the text (teacher forcing), `chunk` tokens
+    /// per call, and their logits at every position are compared.
+    ///
+    /// # Errors
+    /// When the models have different vocabularies, the text has ids outside of them, or a model fails.
+    pub fn measure(reference: &Model, model: &Model, tokens: &[u32], chunk: usize) -> Result<Self> {
+        let vocabulary = model.shape().vocabulary;
+        if reference.shape().vocabulary != vocabulary {
+            return Err(Error::Prompt("the two models have different vocabularies".into()));
+        }
+        reference.check_tokens(tokens)?;
+        let (mut cache_a, mut cache_b) = (reference.new_cache(), model.new_cache());
+        let mut sum = Sum::default();
+        for chunk in tokens.chunks(chunk.max(1)) {
+            let tokens = Array::from_slice(chunk, [1, chunk.len() as i32])?;
+            let logits = |model: &Model, cache: &mut Cache| -> Result<Vec<f32>> {
+                let hidden = model.forward(&tokens, cache)?;
+                Ok(model.logits(&hidden)?.astype(Dtype::F32)?.to_vec()?)
+            };
+            let (a, b) = (logits(reference, &mut cache_a)?, logits(model, &mut cache_b)?);
+            sum.add(&a, &b, vocabulary.max(1) as usize);
+        }
+        Ok(sum.finish())
+    }
+}
+
+/// Adds up differences of rows of logits.
+#[derive(Default)]
+struct Sum {
+    total: Divergence,
+    agreements: usize,
+}
+
+impl Sum {
+    fn add(&mut self, a: &[f32], b: &[f32], width: usize) {
+        for (p, q) in a.chunks(width).zip(b.chunks(width)) {
+            let kl = kl_divergence(p, q);
+            let difference = p.iter().zip(q).map(|(p, q)| f64::from((p - q).abs())).fold(0.0, f64::max);
+            self.total.positions += 1;
+            self.total.max_difference = self.total.max_difference.max(difference);
+            self.total.mean_kl += kl;
+            self.total.max_kl = self.total.max_kl.max(kl);
+            self.agreements += usize::from(argmax(p) == argmax(q));
+        }
+    }
+
+    fn finish(mut self) -> Divergence {
+        let positions = self.total.positions.max(1) as f64;
+        self.total.mean_kl /= positions;
+        self.total.top1_agreement = self.agreements as f64 / positions;
+        self.total
+    }
 }
 
 /// KL(p ‖ q) in nats of the softmax distributions of two rows of logits.

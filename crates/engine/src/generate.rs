@@ -6,7 +6,7 @@ use russet_mlx::memory;
 use russet_model::{CpuOptions, Fidelity, Model};
 use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
 
-use crate::{DEFAULT_PREFILL_CHUNK, Error, Result, Sampling, StepOptions, Steps};
+use crate::{Error, Result, Sampling, StepOptions, Steps};
 
 /// A model with its tokenizer.
 pub struct LanguageModel {
@@ -62,8 +62,8 @@ pub struct Request {
     /// The text continues the prompt as it stands: a first space is part of it. Otherwise it is an
     /// answer, and mlx-lm's rules decide.
     pub continues_prompt: bool,
-    /// Prompt tokens per prefill call.
-    pub prefill_chunk: usize,
+    /// Prompt tokens per prefill call; the numerics' default where absent.
+    pub prefill_chunk: Option<usize>,
 }
 
 impl Request {
@@ -76,7 +76,7 @@ impl Request {
             max_tokens,
             stop: Vec::new(),
             continues_prompt: false,
-            prefill_chunk: DEFAULT_PREFILL_CHUNK,
+            prefill_chunk: None,
         }
     }
 }

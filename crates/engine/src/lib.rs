@@ -12,4 +12,4 @@ mod steps;
 pub use error::{Error, Result};
 pub use generate::{Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate};
 pub use sampling::Sampling;
-pub use steps::{DEFAULT_PREFILL_CHUNK, Step, StepOptions, Steps};
+pub use steps::{Step, StepOptions, Steps};

@@ -10,9 +10,6 @@ use russet_model::{Cache, Model, Tier};
 use crate::sampling::Sampling;
 use crate::{Error, Result};
 
-/// mlx-lm's default number of prompt tokens per prefill call.
-pub const DEFAULT_PREFILL_CHUNK: usize = 2048;
-
 /// Steps between two releases of cached memory.
 const CLEAR_CACHE_INTERVAL: usize = 256;
 
@@ -34,7 +31,7 @@ struct Pending {
     logits: Array,
     logprobs: Array,
     /// The token's log-probability, or its logit where nothing else needs log-probabilities; not finite when
-    /// a logit was NaN or positive infinity.
+    /// any logit was NaN or positive infinity.
     check: Array,
 }
 
@@ -45,22 +42,16 @@ impl Pending {
 }
 
 /// How a sequence is generated.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StepOptions {
     /// How tokens are picked.
     pub sampling: Sampling,
     /// Seed of the sampler.
     pub seed: u64,
-    /// Prompt tokens per prefill call.
-    pub prefill_chunk: usize,
+    /// Prompt tokens per prefill call; the numerics' default where absent.
+    pub prefill_chunk: Option<usize>,
     /// Tokens wanted; the iterator ends after them, and no step runs in vain.
     pub limit: Option<usize>,
-}
-
-impl Default for StepOptions {
-    fn default() -> Self {
-        Self { sampling: Sampling::default(), seed: 0, prefill_chunk: DEFAULT_PREFILL_CHUNK, limit: None }
-    }
 }
 
 /// One sequence being generated: an iterator over [`Step`]s.
@@ -95,7 +86,7 @@ impl<'m> Steps<'m> {
         let Some((&last, rest)) = prompt.split_last() else {
             return Err(Error::Prompt("the prompt is empty: give at least one token".into()));
         };
-        if options.prefill_chunk == 0 {
+        if options.prefill_chunk == Some(0) {
             let message = "0 is not a number of at least 1".into();
             return Err(Error::Option { option: "prefill-chunk", message });
         }
@@ -104,7 +95,7 @@ impl<'m> Steps<'m> {
 
         let mut cache = model.new_cache();
         cache.reserve(prompt.len().saturating_add(options.limit.unwrap_or(0)));
-        let prefill_chunk = options.prefill_chunk;
+        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| model.numerics().default_prefill_chunk());
         let mut steps = Self {
             model,
             keys: KeySequence::new(options.seed)?,

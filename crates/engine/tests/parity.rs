@@ -35,7 +35,7 @@ fn recording(spec: &ReferenceSpec) -> Recording {
     Recording {
         tokens: spec.tokens.ids(),
         steps: spec.steps as usize,
-        prefill_chunk: spec.prefill_chunk as usize,
+        prefill_chunk: Some(spec.prefill_chunk as usize),
         sampling: sampling(spec),
         seed: spec.seed.unwrap_or(0),
     }
@@ -140,7 +140,7 @@ fn yielding_fewer_tokens_changes_none_of_them() {
         let options = StepOptions {
             sampling: spec.sampling.clone(),
             seed: spec.seed,
-            prefill_chunk: 5,
+            prefill_chunk: Some(5),
             limit: Some(limit),
         };
         Steps::start(&model, &spec.tokens, options, &mut |_| std::ops::ControlFlow::Continue(()))

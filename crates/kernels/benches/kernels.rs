@@ -1,4 +1,5 @@
-//! Speed of the kernels against what the machine can do: `cargo bench -p russet-kernels [-- FILTER]`.
+//! Speed of the kernels against what the machine can do: `cargo bench -p russet-kernels [-- FILTER [ISA]]`, with
+//! an instruction set by its name in [`Isa`].
 //!
 //! Products with one row are given in GB/s of weight bytes and as a share of the measured read bandwidth, those
 //! with many in GFLOP/s and as a share of the measured f32 multiply–add peak, at 1 and 2 threads. Weights are
@@ -15,8 +16,11 @@ use russet_kernels::cpu::*;
 const WORKING_SET: usize = 128 << 20;
 
 fn main() {
-    let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
-    let cpus = [Cpu::new(Some(1)), Cpu::new(Some(2))];
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let filter = words.first().cloned().unwrap_or_default();
+    let isa = words.get(1).and_then(|name| Isa::available().iter().find(|isa| format!("{isa:?}") == *name));
+    let isa = isa.copied().unwrap_or(Isa::best());
+    let cpus = [1, 2].map(|threads| Cpu::with_isa(threads, isa));
     println!("instruction set {:?}", cpus[0].isa());
     let memory = vec![1u8; WORKING_SET];
     let machine = Machine { memory: &memory };
@@ -252,8 +256,8 @@ fn qmv(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
     let bytes = stored.view().bytes();
     let copies = (WORKING_SET / bytes).clamp(1, 300);
     let rows: Vec<Stored> = (0..copies).map(|_| Stored::new(format, n, k)).collect();
-    let interleaved: Vec<Interleaved> =
-        (0..copies).map(|_| Interleaved::new(&cpus[0], &[stored.view()]).unwrap()).collect();
+    let view = [stored.view()];
+    let interleaved = Interleaved::pack(&cpus[0], &vec![&view[..]; copies]).unwrap();
     let x = activations(k);
     let mut y = vec![0.0; n];
     for cpu in cpus {

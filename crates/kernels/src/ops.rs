@@ -1,13 +1,15 @@
 //! The kernels as operations on arrays: few, fused nodes of MLX's graph.
 //!
 //! Activations are f32, `[batch, seq, width]` and row contiguous; weights are as stored, or interleaved at
-//! load. Keys and values are kept in float16 and appended in place.
+//! load. Keys and values are kept in float16 or float32 and appended in place.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use half::f16;
-use russet_mlx::{Array, CpuOp, Dtype, Error, Input, MappedSlice, Output, OutputSpec, Result, custom};
+use russet_mlx::{
+    Array, CpuOp, Dtype, Element, Error, Input, MappedSlice, Output, OutputSpec, Result, custom,
+};
 
 use crate::cpu::{
     self, Activation, Attention, Cpu, DenseMatrix, FloatType, Interleaved, KernelError, KeyValues, Mask,
@@ -25,6 +27,8 @@ pub struct Ops {
 #[derive(Debug)]
 pub struct Matrix {
     storage: Storage,
+    /// A quantized matrix in the form that is faster to read, once [`Ops::interleave`] has made it.
+    interleaved: OnceLock<Interleaved>,
     bias: Option<Vec<f32>>,
 }
 
@@ -32,7 +36,6 @@ pub struct Matrix {
 enum Storage {
     Dense { float: FloatType, rows: usize, columns: usize, values: MappedSlice },
     Quantized(StoredQuantized),
-    Interleaved(Interleaved),
 }
 
 /// The parts of a quantized matrix as a checkpoint stores them.
@@ -73,25 +76,20 @@ impl Matrix {
     /// When `values` does not have the bytes of the shape.
     pub fn dense(float: FloatType, rows: usize, columns: usize, values: MappedSlice) -> Result<Self> {
         DenseMatrix::new(float, rows, columns, values.bytes()).map_err(error)?;
-        Ok(Self { storage: Storage::Dense { float, rows, columns, values }, bias: None })
+        Ok(Self::new(Storage::Dense { float, rows, columns, values }))
     }
 
-    /// A quantized matrix: used where it lies, or `interleaved` into memory of its own, which is faster. The
-    /// pages of the file that were read for that are given back.
+    /// A quantized matrix used where it lies.
     ///
     /// # Errors
     /// When the parts do not have the bytes of the shape.
-    pub fn quantized(ops: &Ops, stored: StoredQuantized, interleaved: bool) -> Result<Self> {
-        let view = stored.view().map_err(error)?;
-        if !interleaved {
-            return Ok(Self { storage: Storage::Quantized(stored), bias: None });
-        }
-        let matrix = Interleaved::new(&ops.cpu, &[view]).map_err(error)?;
-        for part in [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten()
-        {
-            part.release();
-        }
-        Ok(Self { storage: Storage::Interleaved(matrix), bias: None })
+    pub fn quantized(stored: StoredQuantized) -> Result<Self> {
+        stored.view().map_err(error)?;
+        Ok(Self::new(Storage::Quantized(stored)))
+    }
+
+    fn new(storage: Storage) -> Self {
+        Self { storage, interleaved: OnceLock::new(), bias: None }
     }
 
     /// Adds `bias` `[outputs]` to the products.
@@ -111,7 +109,6 @@ impl Matrix {
         match &self.storage {
             Storage::Dense { rows, .. } => *rows,
             Storage::Quantized(stored) => stored.rows,
-            Storage::Interleaved(matrix) => matrix.rows(),
         }
     }
 
@@ -120,25 +117,23 @@ impl Matrix {
         match &self.storage {
             Storage::Dense { columns, .. } => *columns,
             Storage::Quantized(stored) => stored.columns,
-            Storage::Interleaved(matrix) => matrix.cols(),
         }
     }
 
     /// Bytes of memory besides the mapped file.
     pub fn owned_bytes(&self) -> usize {
-        match &self.storage {
-            Storage::Dense { .. } | Storage::Quantized(_) => 0,
-            Storage::Interleaved(matrix) => matrix.bytes(),
-        }
+        self.interleaved.get().map_or(0, Interleaved::bytes)
     }
 
     fn weights(&self) -> Result<Weights<'_>> {
+        if let Some(matrix) = self.interleaved.get() {
+            return Ok(matrix.into());
+        }
         Ok(match &self.storage {
             Storage::Dense { float, rows, columns, values } => {
                 DenseMatrix::new(*float, *rows, *columns, values.bytes()).map_err(error)?.into()
             }
             Storage::Quantized(stored) => stored.view().map_err(error)?.into(),
-            Storage::Interleaved(matrix) => matrix.into(),
         })
     }
 
@@ -147,7 +142,6 @@ impl Matrix {
         let format = match &self.storage {
             Storage::Dense { .. } => return Kind::Dense,
             Storage::Quantized(stored) => stored.format,
-            Storage::Interleaved(matrix) => matrix.format(),
         };
         match format {
             QuantFormat::Affine { .. } | QuantFormat::Mxfp4 => Kind::Blocks32,
@@ -174,6 +168,10 @@ pub struct Norm {
     pub eps: f32,
 }
 
+/// Codes that are interleaved into one piece of memory: enough for huge pages, little enough that file and
+/// copy are not in memory twice.
+const INTERLEAVE_BATCH: usize = 16 << 20;
+
 /// Arguments of [`Ops::attention`].
 pub struct AttentionCall {
     /// The projection of the attention's output.
@@ -196,13 +194,35 @@ pub struct AttentionCall {
     pub offset: usize,
     /// Rows that the cache shall have room for; growing copies.
     pub capacity: usize,
+    /// What keys and values are kept in.
+    pub kv: KvType,
+}
+
+/// The type that keys and values are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Half the bytes of `F32`; values beyond its range are held at its largest.
+    #[default]
+    F16,
+    /// Exact.
+    F32,
+}
+
+impl KvType {
+    /// As an array's dtype.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F16 => Dtype::F16,
+            Self::F32 => Dtype::F32,
+        }
+    }
 }
 
 /// What [`Ops::attention`] returns.
 pub struct AttentionOutput {
     /// Residual plus projected attention, `[1, seq, hidden]`.
     pub hidden: Array,
-    /// Float16 keys `[kv_heads, capacity, head_dim]`; rows beyond those used are undefined.
+    /// Keys `[kv_heads, capacity, head_dim]`; rows beyond those used are undefined.
     pub keys: Array,
     /// Values, like the keys.
     pub values: Array,
@@ -222,6 +242,45 @@ impl Ops {
     /// The instruction set in use.
     pub fn instruction_set(&self) -> cpu::Isa {
         self.cpu.isa()
+    }
+
+    /// Copies quantized matrices into memory of their own in a form that is faster to read. The pages of
+    /// the files that were read for that are given back.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub fn interleave(&self, matrices: &[Arc<Matrix>]) -> Result<()> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        for matrix in matrices {
+            let Storage::Quantized(stored) = &matrix.storage else { continue };
+            batch.push((&**matrix, stored));
+            bytes += stored.codes.bytes().len();
+            if bytes >= INTERLEAVE_BATCH {
+                self.interleave_batch(&batch)?;
+                batch.clear();
+                bytes = 0;
+            }
+        }
+        self.interleave_batch(&batch)
+    }
+
+    fn interleave_batch(&self, batch: &[(&Matrix, &StoredQuantized)]) -> Result<()> {
+        let views: Vec<_> = batch
+            .iter()
+            .map(|(_, stored)| Ok([stored.view().map_err(error)?]))
+            .collect::<Result<Vec<_>>>()?;
+        let views: Vec<&[QuantizedMatrix<'_>]> = views.iter().map(|v| &v[..]).collect();
+        let interleaved = Interleaved::pack(&self.cpu, &views).map_err(error)?;
+        for ((matrix, stored), interleaved) in batch.iter().zip(interleaved) {
+            matrix.interleaved.get_or_init(|| interleaved);
+            for part in
+                [Some(&stored.codes), Some(&stored.scales), stored.biases.as_ref()].into_iter().flatten()
+            {
+                part.release();
+            }
+        }
+        Ok(())
     }
 
     /// Rows of `table` for `tokens` (u32, any shape): `[.., hidden]`.
@@ -281,19 +340,20 @@ impl Ops {
         cache: Option<(Array, Array)>,
     ) -> Result<AttentionOutput> {
         let shape = vec![dim(call.kv_heads)?, dim(call.capacity)?, dim(call.head_dim)?];
+        let dtype = call.kv.dtype();
         let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), residual.clone()];
         let mut outputs = vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 3)];
         match cache {
             Some((old_keys, old_values)) => {
                 for (i, old) in [old_keys, old_values].into_iter().enumerate() {
                     outputs.push(match old.shape() == shape {
-                        true => OutputSpec::in_place(shape.clone(), Dtype::F16, 4 + i),
-                        false => OutputSpec::new(shape.clone(), Dtype::F16),
+                        true => OutputSpec::in_place(shape.clone(), dtype, 4 + i),
+                        false => OutputSpec::new(shape.clone(), dtype),
                     });
                     inputs.push(old);
                 }
             }
-            None => outputs.extend(vec![OutputSpec::new(shape, Dtype::F16); 2]),
+            None => outputs.extend(vec![OutputSpec::new(shape, dtype); 2]),
         }
         let op = Attend { ops: self.clone(), call };
         let [hidden, keys, values] = <[Array; 3]>::try_from(custom(op, &inputs, outputs)?)
@@ -480,6 +540,35 @@ struct Attend {
 
 impl CpuOp for Attend {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+        match self.call.kv {
+            KvType::F16 => self.attend::<f16>(inputs, outputs),
+            KvType::F32 => self.attend::<f32>(inputs, outputs),
+        }
+    }
+}
+
+/// A type that keys and values are kept in.
+trait KvElement: Element {
+    const FLOAT: FloatType;
+    fn round(value: f32) -> Self;
+}
+impl KvElement for f16 {
+    const FLOAT: FloatType = FloatType::F16;
+    fn round(value: f32) -> Self {
+        // What is finite stays finite; an infinity is a fault that must show in the logits.
+        let largest = if value.is_finite() { Self::MAX.to_f32() } else { f32::INFINITY };
+        Self::from_f32(value.clamp(-largest, largest))
+    }
+}
+impl KvElement for f32 {
+    const FLOAT: FloatType = FloatType::F32;
+    fn round(value: f32) -> Self {
+        value
+    }
+}
+
+impl Attend {
+    fn attend<T: KvElement>(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let call = &self.call;
         let (queries, keys, values, old) = match inputs {
             [q, k, v, old @ ..] => (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?, old),
@@ -495,12 +584,12 @@ impl CpuOp for Attend {
         if length > call.capacity {
             return Err(Error::new(format!("{length} rows do not fit a cache of {}", call.capacity)));
         }
-        let cached_keys = cached_keys.as_mut_slice::<f16>()?;
-        let cached_values = cached_values.as_mut_slice::<f16>()?;
+        let cached_keys = cached_keys.as_mut_slice::<T>()?;
+        let cached_values = cached_values.as_mut_slice::<T>()?;
         // A cache that grew: only then are old buffers among the inputs.
         if let [old_keys, old_values] = old {
-            copy_rows(old_keys, cached_keys, call)?;
-            copy_rows(old_values, cached_values, call)?;
+            copy_rows(old_keys.as_slice()?, cached_keys, call)?;
+            copy_rows(old_values.as_slice()?, cached_values, call)?;
         }
 
         SCRATCH.with_borrow_mut(|scratch| {
@@ -523,7 +612,7 @@ impl CpuOp for Attend {
 
             let attended = take(&mut scratch.third, queries.len());
             let cached = |rows| KeyValues::Dense {
-                float: FloatType::F16,
+                float: T::FLOAT,
                 data: bytemuck::cast_slice(rows),
                 head_stride: call.capacity * call.head_dim,
                 key_stride: call.head_dim,
@@ -551,8 +640,7 @@ impl CpuOp for Attend {
 }
 
 /// Copies the used rows of a smaller cache.
-fn copy_rows(old: &Input<'_>, new: &mut [f16], call: &AttentionCall) -> Result<()> {
-    let old = old.as_slice::<f16>()?;
+fn copy_rows<T: KvElement>(old: &[T], new: &mut [T], call: &AttentionCall) -> Result<()> {
     let (old_head, new_head) = (old.len() / call.kv_heads, call.capacity * call.head_dim);
     let used = call.offset * call.head_dim;
     if used > old_head.min(new_head) {
@@ -564,15 +652,14 @@ fn copy_rows(old: &Input<'_>, new: &mut [f16], call: &AttentionCall) -> Result<(
     Ok(())
 }
 
-/// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`. Values beyond
-/// float16 are held at its largest, so that no infinity enters attention.
-fn append_rows(rows: &[f32], cache: &mut [f16], call: &AttentionCall) {
+/// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`.
+fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall) {
     let (dim, heads) = (call.head_dim, call.kv_heads);
     for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
         for (head, values) in row.chunks_exact(dim).enumerate() {
             let at = (head * call.capacity + call.offset + i) * dim;
             for (target, &value) in cache[at..at + dim].iter_mut().zip(values) {
-                *target = f16::from_f32(value.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
+                *target = T::round(value);
             }
         }
     }

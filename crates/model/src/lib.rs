@@ -25,4 +25,5 @@ pub use model::{Footprint, Model};
 pub use numerics::{CpuOptions, Numerics};
 pub use quantization::QuantizationConfig;
 pub use russet_kernels::cpu::Precision;
+pub use russet_kernels::ops::KvType;
 pub use weights::{Tensor, TensorInfo, WeightFiles, Weights};

@@ -52,7 +52,7 @@ impl Model {
         let mut weights = files.load()?;
         let mut loader = Loader::new(&mut weights, &numerics, quantization.as_ref(), quantize_activations);
         let graph = graphs::build(&checkpoint, &mut loader)?;
-        let (packed, owned_bytes) = (loader.packed_elements(), loader.owned_bytes());
+        let (packed, owned_bytes) = (loader.packed_elements(), loader.interleave()?);
         weights.finish()?;
 
         let dense: u64 = files
@@ -64,7 +64,7 @@ impl Model {
             .sum();
         let kv_value_size = match numerics {
             Numerics::Mlx => activation_dtype(graph.as_ref())?.size(),
-            Numerics::Kernels { .. } => Dtype::F16.size(),
+            Numerics::Kernels { kv, .. } => kv.dtype().size(),
         };
         let parameters = packed + dense;
         Ok(Self { checkpoint, quantization, numerics, files, graph, parameters, owned_bytes, kv_value_size })

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use russet_kernels::cpu::Precision;
-use russet_kernels::ops::Ops;
+use russet_kernels::ops::{KvType, Ops};
 use russet_mlx::Device;
 
 use crate::{Error, Fidelity, Result, Tier};
@@ -11,12 +11,14 @@ use crate::{Error, Fidelity, Result, Tier};
 pub enum Numerics {
     /// MLX: the reference's operations in the reference's order.
     Mlx,
-    /// Russet's CPU kernels: f32 activations, float16 keys and values, a measured error.
+    /// Russet's CPU kernels: f32 activations and a measured error.
     Kernels {
         /// The kernels.
         ops: Arc<Ops>,
         /// Whether quantized matrices are interleaved into memory of their own at load.
         interleave: bool,
+        /// What keys and values are kept in.
+        kv: KvType,
     },
 }
 
@@ -29,11 +31,13 @@ pub struct CpuOptions {
     pub precision: Precision,
     /// Interleave quantized matrices at load: faster, for as much memory as the weights take.
     pub interleave: bool,
+    /// What keys and values are kept in.
+    pub kv: KvType,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { threads: None, precision: Precision::default(), interleave: true }
+        Self { threads: None, precision: Precision::default(), interleave: true, kv: KvType::default() }
     }
 }
 
@@ -46,6 +50,7 @@ impl Numerics {
         let kernels = || Self::Kernels {
             ops: Ops::new(options.threads, options.precision),
             interleave: options.interleave,
+            kv: options.kv,
         };
         match (fidelity, Device::default_device()) {
             (Fidelity::Auto | Fidelity::Tier(Tier::L3), Device::Cpu) => Ok(kernels()),
@@ -66,6 +71,15 @@ impl Numerics {
         match self {
             Self::Mlx => Tier::L1,
             Self::Kernels { .. } => Tier::L3,
+        }
+    }
+
+    /// Prompt tokens per prefill call, unless the user says otherwise: mlx-lm's number where its bits are
+    /// promised. The kernels are as fast with fewer, which take less memory.
+    pub fn default_prefill_chunk(&self) -> usize {
+        match self {
+            Self::Mlx => 2048,
+            Self::Kernels { .. } => 256,
         }
     }
 

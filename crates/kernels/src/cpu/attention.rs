@@ -3,7 +3,7 @@
 //! Keys are taken a block at a time with a running maximum and sum (Milakov and Gimelshein, "Online normalizer
 //! calculation for softmax"; Dao et al., "FlashAttention"). The query heads that share a key head are rows of one
 //! computation. Few rows (decoding) read keys and values where they lie and split the context over the threads;
-//! many (prefill) turn a block into f32 once for all rows and multiply in tiles.
+//! many (prefill) turn a block into f32 once for all rows and multiply in tiles. Positions are exact up to 2²⁴.
 
 #![allow(unsafe_code)]
 #![allow(clippy::needless_range_loop, reason = "arrays of vectors are indexed in step with pointers")]
@@ -428,27 +428,37 @@ unsafe fn score_rows<S: Simd, const ROWS: usize>(
     padded: usize,
     scores: *mut f32,
 ) -> usize {
-    // SAFETY: by contract.
+    // SAFETY: by contract; the keys of a last, incomplete four are looked up again and their scores dropped.
     unsafe {
-        for key in 0..n {
-            let row = view.data.add(key * view.stride);
-            S::prefetch(row.wrapping_add(4 * view.stride));
-            let mut sums = [S::zero(); ROWS];
+        for first in (0..n).step_by(4) {
+            let keys: [*const u8; 4] =
+                std::array::from_fn(|i| view.data.add((first + i).min(n - 1) * view.stride));
+            S::prefetch(keys[0].wrapping_add(8 * view.stride));
+            S::prefetch(keys[2].wrapping_add(8 * view.stride));
+            let mut sums = [[S::zero(); 4]; ROWS];
             let mut d = 0;
             while d < dim {
-                let source = row.add(d * view.float.bytes());
-                let k = if d + S::LANES <= dim {
-                    S::load_as(view.float, source)
-                } else {
-                    S::load_first_as(view.float, source, dim - d)
-                };
+                let width = S::LANES.min(dim - d);
+                let mut key = [S::zero(); 4];
+                for i in 0..4 {
+                    let source = keys[i].add(d * view.float.bytes());
+                    key[i] = if width == S::LANES {
+                        S::load_as(view.float, source)
+                    } else {
+                        S::load_first_as(view.float, source, width)
+                    };
+                }
                 for r in 0..ROWS {
-                    sums[r] = S::fma(k, S::load(queries.add(r * padded + d)), sums[r]);
+                    let q = S::load(queries.add(r * padded + d));
+                    for i in 0..4 {
+                        sums[r][i] = S::fma(key[i], q, sums[r][i]);
+                    }
                 }
                 d += S::LANES;
             }
             for r in 0..ROWS {
-                scores.add(r * KEYS + key).write(S::sum(sums[r]));
+                let four = S::sum4(sums[r]);
+                std::ptr::copy_nonoverlapping(four.as_ptr(), scores.add(r * KEYS + first), 4.min(n - first));
             }
         }
     }
@@ -551,6 +561,9 @@ impl Kernel for Combine<'_> {
 }
 
 /// Prefill: a block of queries for all query heads of a key head.
+///
+/// Rows lie side by side in vectors and keys one under the other, so that the softmax needs no sums across lanes
+/// and keys no transposition: scores are the products of rows of keys with columns of queries.
 struct ManyRows<'a> {
     args: &'a Attention<'a>,
     head: usize,
@@ -572,26 +585,31 @@ impl Kernel for ManyRows<'_> {
     }
 }
 
+/// Vectors of rows whose scores are computed together.
+const STRIP: usize = 2;
+
 #[inline(always)]
 fn many_rows<S: Simd, const TILE: usize>(job: ManyRows<'_>) {
     let ManyRows { args, head, queries, out, scratch } = job;
     let group = args.query_heads / args.key_heads;
     let rows = group * queries.len();
-    let tiles = rows.div_ceil(TILE);
     let (dim, value_dim) = (args.head_dim, args.value_dim);
-    let columns = value_dim.next_multiple_of(2 * S::LANES);
-    // Queries in tiles [dim, TILE]; keys [dim, KEYS]; values [KEYS, columns]; scores [rows, KEYS]; outputs
-    // [rows, columns]; maximum and sum of each row; rows being dequantized.
-    let padded = tiles * TILE;
-    let sizes = [padded * dim, dim * KEYS, KEYS * columns, padded * KEYS, padded * columns, 2 * padded];
+    let columns = value_dim.next_multiple_of(STRIP * S::LANES);
+    let strip = STRIP * S::LANES;
+    let padded = rows.next_multiple_of(strip);
+    // Queries [dim, rows]; outputs [rows, columns]; largest score, sum, first and last visible key of each row; a
+    // block's keys [KEYS, dim] and values [KEYS, columns]; scores [KEYS, strip]; dequantized rows.
+    let sizes = [dim * padded, padded * columns, 4 * padded, KEYS * dim, KEYS * columns, KEYS * strip];
     let floats = sizes.iter().sum::<usize>() + KEYS * dim.max(value_dim) + 16;
     scratch.ensure(4 * floats);
     scratch[..4 * floats].fill(0);
     let base = scratch.as_mut_ptr().cast::<f32>();
     let part = |i: usize| base.wrapping_add(sizes[..i].iter().sum());
-    let (packed, keys, values, scores, outputs, states) =
+    let (packed, outputs, states, keys, values, scores) =
         (part(0), part(1), part(2), part(3), part(4), part(5));
     let dequantized = part(6);
+    let (largest, sums) = (states, states.wrapping_add(padded));
+    let (starts, ends) = (states.wrapping_add(2 * padded), states.wrapping_add(3 * padded));
     // SAFETY: the scratch is cut as sized above; keys, values, queries and outputs are used at places that `check`
     // found inside them; the outputs of a task are its own.
     unsafe {
@@ -600,62 +618,88 @@ fn many_rows<S: Simd, const TILE: usize>(job: ManyRows<'_>) {
             let source =
                 args.queries.as_ptr().add(head * args.query_strides.0 + query * args.query_strides.1);
             for d in 0..dim {
-                let to = row / TILE * TILE * dim + d * TILE + row % TILE;
-                packed.add(to).write(source.add(d).read() * args.scale);
+                packed.add(d * padded + row).write(source.add(d).read() * args.scale);
             }
-            states.add(2 * row).write(f32::NEG_INFINITY);
+            let visible = args.visible(query);
+            starts.add(row).write(visible.start as f32);
+            ends.add(row).write(visible.end as f32);
+        }
+        for row in 0..padded {
+            largest.add(row).write(f32::MIN);
         }
         let visible = args.visible(queries.start).start..args.visible(queries.end - 1).end;
         for start in visible.clone().step_by(KEYS) {
             let n = KEYS.min(visible.end - start);
             let view = rows_of::<S>(&args.keys, dim, head, start..start + n, dequantized);
-            for key in 0..n {
-                let row = view.data.add(key * view.stride);
-                let mut lanes = [0.0f32; 16];
-                for d in (0..dim).step_by(S::LANES) {
-                    let width = S::LANES.min(dim - d);
-                    let source = row.add(d * view.float.bytes());
-                    S::store(lanes.as_mut_ptr(), S::load_first_as(view.float, source, width));
-                    for (i, &lane) in lanes.iter().enumerate().take(width) {
-                        keys.add((d + i) * KEYS + key).write(lane);
-                    }
-                }
-            }
+            widen::<S>(view, n, dim, keys, dim);
             let view = rows_of::<S>(&args.values, value_dim, head, start..start + n, dequantized);
-            for key in 0..n {
-                let row = view.data.add(key * view.stride);
-                for d in (0..value_dim).step_by(S::LANES) {
-                    let width = S::LANES.min(value_dim - d);
-                    let v = S::load_first_as(view.float, row.add(d * view.float.bytes()), width);
-                    S::store(values.add(key * columns + d), v);
-                }
-            }
-            for tile in 0..tiles {
-                let scores = scores.add(tile * TILE * KEYS);
-                for column in (0..n).step_by(2 * S::LANES) {
-                    let x = packed.add(tile * TILE * dim);
-                    let sums = multiply_add::<S, TILE, 2>(x, (1, TILE), keys.add(column), KEYS, dim);
-                    for (r, sums) in sums.iter().enumerate() {
-                        S::store(scores.add(r * KEYS + column), sums[0]);
-                        S::store(scores.add(r * KEYS + column + S::LANES), sums[1]);
+            widen::<S>(view, n, value_dim, values, columns);
+            for first in (0..padded).step_by(strip) {
+                for key in (0..n).step_by(TILE) {
+                    // Keys beyond the last are left from an earlier block, or zero; they are not used.
+                    let x = keys.add(key * dim);
+                    let tile = multiply_add::<S, TILE, STRIP>(x, (dim, 1), packed.add(first), padded, dim);
+                    for (i, tile) in tile.iter().enumerate() {
+                        for (v, &score) in tile.iter().enumerate() {
+                            S::store(scores.add((key + i) * strip + v * S::LANES), score);
+                        }
                     }
                 }
-                let mut keeps = [0.0; TILE];
-                for (r, keep) in keeps.iter_mut().enumerate() {
-                    let row = tile * TILE + r;
-                    if row < rows {
-                        let query = queries.start + row / group;
-                        let at = states.add(2 * row).cast::<(f32, f32)>();
-                        *keep = soften::<S>(args, scores.add(r * KEYS), start, n, query, &mut *at);
+                // Whether some row of the strip does not see the whole block.
+                let last_row = rows.min(first + strip) - 1;
+                let seen_from = args.visible(queries.start + last_row / group).start;
+                let seen_to = args.visible(queries.start + first / group).end;
+                let masked = start < seen_from || seen_to < start + n;
+                let mut keeps = [0.0; 2 * 16];
+                for v in 0..STRIP {
+                    let row = first + v * S::LANES;
+                    let scores = scores.add(v * S::LANES);
+                    let bounds = (S::load(starts.add(row)), S::load(ends.add(row)));
+                    let before = S::load(largest.add(row));
+                    let mut most = before;
+                    for key in 0..n {
+                        let at = scores.add(key * strip);
+                        let mut score = S::load(at);
+                        if let Some(cap) = args.softcap {
+                            score = S::mul(S::splat(cap), tanh::<S>(S::div(score, S::splat(cap))));
+                        }
+                        if masked {
+                            let position = S::splat((start + key) as f32);
+                            let hidden = S::splat(f32::NEG_INFINITY);
+                            score = S::select_lt(position, bounds.1, score, hidden);
+                            score = S::select_lt(position, bounds.0, hidden, score);
+                        }
+                        if masked || args.softcap.is_some() {
+                            S::store(at, score);
+                        }
+                        most = S::max(most, score);
                     }
+                    let mut sum = S::zero();
+                    for key in 0..n {
+                        let at = scores.add(key * strip);
+                        let e = exp::<S>(S::sub(S::load(at), most));
+                        S::store(at, e);
+                        sum = S::add(sum, e);
+                    }
+                    let keep = exp::<S>(S::sub(before, most));
+                    S::store(keeps.as_mut_ptr().add(v * S::LANES), keep);
+                    S::store(largest.add(row), most);
+                    S::store(sums.add(row), S::fma(S::load(sums.add(row)), keep, sum));
                 }
-                for column in (0..columns).step_by(2 * S::LANES) {
-                    let sums = multiply_add::<S, TILE, 2>(scores, (KEYS, 1), values.add(column), columns, n);
-                    for (r, sums) in sums.iter().enumerate() {
-                        let keep = S::splat(keeps[r]);
-                        for (v, &sum) in sums.iter().enumerate() {
-                            let out = outputs.add((tile * TILE + r) * columns + column + v * S::LANES);
-                            S::store(out, S::fma(S::load(out), keep, sum));
+                for tile in (0..strip).step_by(TILE) {
+                    if first + tile >= rows {
+                        break;
+                    }
+                    for column in (0..columns).step_by(STRIP * S::LANES) {
+                        let x = scores.add(tile);
+                        let part =
+                            multiply_add::<S, TILE, STRIP>(x, (1, strip), values.add(column), columns, n);
+                        for (r, part) in part.iter().enumerate() {
+                            let keep = S::splat(keeps[tile + r]);
+                            for (v, &part) in part.iter().enumerate() {
+                                let out = outputs.add((first + tile + r) * columns + column + v * S::LANES);
+                                S::store(out, S::fma(S::load(out), keep, part));
+                            }
                         }
                     }
                 }
@@ -664,11 +708,34 @@ fn many_rows<S: Simd, const TILE: usize>(job: ManyRows<'_>) {
         for row in 0..rows {
             let (query, head) = (queries.start + row / group, head * group + row % group);
             let to = head * out.strides.0 + query * out.strides.1;
-            let sum = states.add(2 * row + 1).read();
+            let sum = sums.add(row).read();
             let factor = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
             for d in (0..value_dim).step_by(S::LANES) {
                 let value = S::mul(S::load(outputs.add(row * columns + d)), factor);
                 S::store_first(out.y.at(to + d), value, S::LANES.min(value_dim - d));
+            }
+        }
+    }
+}
+
+/// Writes `n` rows of `width` as f32, `stride` apart.
+///
+/// # Safety
+/// In a kernel of `S`; the view has the rows, `out` room for them.
+#[inline(always)]
+unsafe fn widen<S: Simd>(view: RowsView, n: usize, width: usize, out: *mut f32, stride: usize) {
+    for key in 0..n {
+        for d in (0..width).step_by(S::LANES) {
+            // SAFETY: by contract; no more than the rest of a row is read and written.
+            unsafe {
+                let source = view.data.add(key * view.stride + d * view.float.bytes());
+                let out = out.add(key * stride + d);
+                if d + S::LANES <= width {
+                    S::store(out, S::load_as(view.float, source));
+                } else {
+                    let rest = width - d;
+                    S::store_first(out, S::load_first_as(view.float, source, rest), rest);
+                }
             }
         }
     }

@@ -8,6 +8,9 @@ use std::ptr::NonNull;
 /// A cache line of every processor in use, or two of it.
 const ALIGN: usize = 128;
 
+/// Buffers of at least this size begin on a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// A fixed-size, zeroed byte buffer.
 pub(crate) struct Buffer {
     start: NonNull<u8>,
@@ -47,7 +50,8 @@ impl Buffer {
 
     fn layout(len: usize) -> Layout {
         // A length beyond isize::MAX has no layout; no allocation could serve it either.
-        Layout::from_size_align(len, ALIGN).unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()))
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
+        Layout::from_size_align(len, align).unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()))
     }
 }
 
@@ -84,11 +88,9 @@ impl std::fmt::Debug for Buffer {
 /// Asks for huge pages, which spare address translations; without them all works as well, but slower.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: *mut u8, len: usize) {
-    const HUGE_PAGE: usize = 2 << 20;
-    let skip = start.align_offset(4096);
-    if len >= HUGE_PAGE + skip {
-        // SAFETY: the range lies in the allocation; the advice changes no content.
-        unsafe { libc::madvise(start.add(skip).cast(), (len - skip) / 4096 * 4096, libc::MADV_HUGEPAGE) };
+    if len >= HUGE_PAGE {
+        // SAFETY: the range lies in the allocation, which is aligned to huge pages; the advice changes no content.
+        unsafe { libc::madvise(start.cast(), len / HUGE_PAGE * HUGE_PAGE, libc::MADV_HUGEPAGE) };
     }
 }
 

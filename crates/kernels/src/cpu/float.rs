@@ -1,7 +1,6 @@
 //! Stored float types.
 
-use super::error::KernelError;
-use super::error::{check_len, parameter, product};
+use super::error::{KernelError, check_len, parameter, product};
 
 /// A float type that tensors are stored in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +20,27 @@ impl FloatType {
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
         }
+    }
+
+    /// Stores values, each rounded to the nearest (ties to even), as little-endian bytes: a row of a KV cache.
+    ///
+    /// # Errors
+    /// Where the output has another length than the values need.
+    pub fn encode(self, values: &[f32], out: &mut [u8]) -> Result<(), KernelError> {
+        check_len("encoded bytes", out.len(), product("encoded values", &[values.len(), self.bytes()])?)?;
+        let out = out.chunks_exact_mut(self.bytes());
+        match self {
+            Self::F16 => {
+                out.zip(values)
+                    .for_each(|(out, &v)| out.copy_from_slice(&half::f16::from_f32(v).to_le_bytes()));
+            }
+            Self::Bf16 => {
+                out.zip(values)
+                    .for_each(|(out, &v)| out.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()));
+            }
+            Self::F32 => out.zip(values).for_each(|(out, &v)| out.copy_from_slice(&v.to_le_bytes())),
+        }
+        Ok(())
     }
 
     /// The value whose little-endian bytes begin `bytes`; zero where they end too early.
@@ -76,5 +96,27 @@ impl<'a> DenseMatrix<'a> {
         }
         let bytes = self.cols * self.float.bytes();
         Ok(Self { rows: rows.len(), data: &self.data[rows.start * bytes..rows.end * bytes], ..*self })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_values_are_the_nearest_ones() {
+        let values = [0.0, -1.5, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 65504.0, f32::INFINITY];
+        for (float, expected) in [
+            (FloatType::F32, values),
+            (FloatType::F16, [0.0, -1.5, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 65504.0, f32::INFINITY]),
+            // Ties go to the even neighbour.
+            (FloatType::Bf16, [0.0, -1.5, 1.0, 1.0 + 4.0 / 256.0, 65536.0, f32::INFINITY]),
+        ] {
+            let mut bytes = vec![0; values.len() * float.bytes()];
+            float.encode(&values, &mut bytes).unwrap();
+            let decoded: Vec<f32> = bytes.chunks_exact(float.bytes()).map(|b| float.read(b)).collect();
+            assert_eq!(decoded, expected, "{float:?}");
+            assert!(float.encode(&values, &mut bytes[1..]).is_err());
+        }
     }
 }

@@ -222,24 +222,70 @@ impl Kernel for Scan<'_> {
             let gate = token * value_heads + head;
             let (decay, beta) = (decay[gate], beta[gate]);
             let at = (token * value_heads + head) * value_dim;
-            for (row, state) in rows.clone().zip(state.chunks_exact_mut(key_dim)) {
-                // SAFETY: vectors are inside rows of `key_dim`; the output element is of this task alone.
+            let v = &v[at..at + value_dim];
+            let mut row = 0;
+            while row < rows.len() {
+                let n = if rows.len() - row >= 4 { 4 } else { 1 };
+                let state = &mut state[row * key_dim..(row + n) * key_dim];
+                let first = rows.start + row;
+                let step = Step { q, k, decay, beta };
+                // SAFETY: `n` rows of the state; the output elements are of this task alone.
                 unsafe {
-                    let mut remembered = S::zero();
-                    for i in (0..key_dim).step_by(S::LANES) {
-                        remembered = S::fma(load::<S>(state, i), load::<S>(k, i), remembered);
-                    }
-                    let delta = S::splat((v[at + row] - decay * S::sum(remembered)) * beta);
-                    let mut y = S::zero();
-                    for i in (0..key_dim).step_by(S::LANES) {
-                        let kept = S::mul(load::<S>(state, i), S::splat(decay));
-                        let new = S::fma(delta, load::<S>(k, i), kept);
-                        save::<S>(state, i, new);
-                        y = S::fma(new, load::<S>(q, i), y);
-                    }
-                    out.at(at + row).write(S::sum(y));
+                    let y = if n == 4 {
+                        step.update::<S, 4>(state, &v[first..first + 4])
+                    } else {
+                        step.update::<S, 1>(state, &v[first..first + 1])
+                    };
+                    out.slice(at + first..at + first + n).copy_from_slice(&y[..n]);
+                }
+                row += n;
+            }
+        }
+    }
+}
+
+/// A token's part in a head.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    decay: f32,
+    beta: f32,
+}
+
+impl Step<'_> {
+    /// Moves `ROWS` rows of the state on and returns their outputs.
+    ///
+    /// # Safety
+    /// In a kernel of `S`; `state` is `[ROWS, q.len()]`, `k` as long as `q`, `v` of `ROWS`.
+    #[inline(always)]
+    unsafe fn update<S: Simd, const ROWS: usize>(self, state: &mut [f32], v: &[f32]) -> [f32; 4] {
+        let Self { q, k, decay, beta } = self;
+        let dim = q.len();
+        let mut sums = [S::zero(); 4];
+        // SAFETY: vectors are inside rows of `dim`.
+        unsafe {
+            for i in (0..dim).step_by(S::LANES) {
+                let k = load::<S>(k, i);
+                for (state, sum) in state.chunks_exact(dim).zip(&mut sums).take(ROWS) {
+                    *sum = S::fma(load::<S>(state, i), k, *sum);
                 }
             }
+            let remembered = S::sum4(sums);
+            let mut deltas = [S::zero(); ROWS];
+            for ((delta, remembered), v) in deltas.iter_mut().zip(remembered).zip(v) {
+                *delta = S::splat((v - decay * remembered) * beta);
+            }
+            let mut sums = [S::zero(); 4];
+            for i in (0..dim).step_by(S::LANES) {
+                let (k, q) = (load::<S>(k, i), load::<S>(q, i));
+                for ((state, sum), &delta) in state.chunks_exact_mut(dim).zip(&mut sums).zip(&deltas) {
+                    let new = S::fma(delta, k, S::mul(load::<S>(state, i), S::splat(decay)));
+                    save::<S>(state, i, new);
+                    *sum = S::fma(new, q, *sum);
+                }
+            }
+            S::sum4(sums)
         }
     }
 }

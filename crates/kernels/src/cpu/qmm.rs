@@ -118,6 +118,9 @@ impl<C: Codec, const ROWS: usize, const PLANES: usize> Kernel for Tile<C, ROWS, 
     }
 }
 
+/// Bytes by which one row's product asks for weights ahead.
+const AHEAD: usize = 4096;
+
 /// Repeats a block for t = 0 … 7, a constant in each copy.
 macro_rules! unroll8 {
     ($t:ident, $body:block) => {
@@ -165,6 +168,11 @@ unsafe fn strip<S: Simd, C: Codec, const ROWS: usize, const PLANES: usize, const
             }
             for block in 0..blocks {
                 let codes = codes.add(block * block_bytes + first * S::LANES * 4);
+                if ROWS == 1 && first == 0 {
+                    for line in (0..group_bytes / blocks).step_by(64) {
+                        S::prefetch(codes.wrapping_add(AHEAD + line));
+                    }
+                }
                 if PLANES == 0 {
                     sums[0] = block_f32::<S, C, V>(codes, x.cast(), scale, bias, sums[0]);
                     x = x.add(row_bytes);

@@ -130,8 +130,9 @@ impl<C: Codec, const PLANES: usize> Kernel for Rows<'_, C, PLANES> {
                         sum = S::fma(bias, S::load(input.of_bias.add(g)), sum);
                     }
                 } else {
-                    for (g, byte) in stored.iter().enumerate() {
-                        scales.add(g).write(format.read_scale(std::slice::from_ref(byte)));
+                    let table = format.fp_scales();
+                    for (g, &byte) in stored.iter().enumerate() {
+                        scales.add(g).write(table[usize::from(byte)]);
                     }
                     for g in (0..groups).step_by(S::LANES) {
                         sum = S::fma(S::load(scales.add(g)), S::load(input.of_scale.add(g)), sum);

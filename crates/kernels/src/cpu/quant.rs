@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use super::Cpu;
 use super::buffer::{Buffer, SharedMut};
@@ -122,6 +123,18 @@ impl QuantFormat {
             return Err(parameter("quantized shape", shape, "without a zero and whole groups wide"));
         }
         Ok(())
+    }
+
+    /// The values of all 8-bit scales of an fp mode, as [`read_scale`](Self::read_scale) gives them.
+    pub(crate) fn fp_scales(self) -> &'static [f32; 256] {
+        static TABLES: [OnceLock<[f32; 256]>; 4] = [const { OnceLock::new() }; 4];
+        let table = match self {
+            Self::Affine { .. } => 0,
+            Self::Mxfp4 => 1,
+            Self::Nvfp4 => 2,
+            Self::Mxfp8 => 3,
+        };
+        TABLES[table].get_or_init(|| std::array::from_fn(|byte| self.read_scale(&[byte as u8])))
     }
 
     /// The value of a stored scale. An fp4 code counts in halves, which its scale takes up.
@@ -265,7 +278,9 @@ pub struct Interleaved {
     format: QuantFormat,
     rows: usize,
     cols: usize,
-    data: Buffer,
+    /// Shared with the matrices packed beside it.
+    memory: Arc<Buffer>,
+    range: Range<usize>,
 }
 
 impl Interleaved {
@@ -284,35 +299,56 @@ impl Interleaved {
     /// # Errors
     /// Where there is no part, or their formats or widths differ.
     pub fn new(cpu: &Cpu, parts: &[QuantizedMatrix<'_>]) -> Result<Self, KernelError> {
-        let Some(&QuantizedMatrix { format, cols, .. }) = parts.first() else {
-            return Err(parameter("matrices to interleave", "none", "at least one"));
-        };
-        if parts.iter().any(|p| p.format != format || p.cols != cols) {
-            return Err(parameter("matrices to interleave", "different", "of one format and width"));
+        let mut packed = Self::pack(cpu, &[parts])?;
+        packed.pop().ok_or_else(|| parameter("matrices to interleave", "none", "at least one"))
+    }
+
+    /// Makes several matrices, each as [`new`](Self::new) would from its parts, in one piece of memory: small ones
+    /// then share huge pages, which makes products with them up to a fifth faster. The memory is freed with the
+    /// last of them.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn pack(cpu: &Cpu, matrices: &[&[QuantizedMatrix<'_>]]) -> Result<Vec<Self>, KernelError> {
+        let mut ranges = Vec::with_capacity(matrices.len());
+        let mut end = 0usize;
+        for parts in matrices {
+            let Some(&QuantizedMatrix { format, cols, .. }) = parts.first() else {
+                return Err(parameter("matrices to interleave", "none", "at least one"));
+            };
+            if parts.iter().any(|p| p.format != format || p.cols != cols) {
+                return Err(parameter("matrices to interleave", "different", "of one format and width"));
+            }
+            let rows = parts.iter().map(|p| p.rows).sum();
+            let start = end.next_multiple_of(64);
+            end = start.saturating_add(Self::bytes_for(format, rows, cols)?);
+            ranges.push((format, rows, cols, start..end));
         }
-        let rows = parts.iter().map(|p| p.rows).sum();
-        let mut data = Buffer::zeroed(Self::bytes_for(format, rows, cols)?);
-        let panel_bytes = format.panel_bytes(cols);
-        let out = SharedMut::new(&mut data);
-        cpu.pool().ranges(rows.div_ceil(PANEL), 1, |panels| {
-            for panel in panels {
-                // SAFETY: each panel is written by the one chunk that claimed it, and lies in the buffer.
-                let bytes = unsafe { out.slice(panel * panel_bytes..(panel + 1) * panel_bytes) };
-                let mut row = panel * PANEL;
-                let mut skipped = 0;
-                for part in parts {
-                    while row < rows.min((panel + 1) * PANEL) && row - skipped < part.rows {
-                        interleave_row(part, row - skipped, row % PANEL, bytes);
-                        row += 1;
-                    }
-                    skipped += part.rows;
-                    if row < skipped {
-                        break;
+        let mut memory = Buffer::zeroed(product("interleaved weights", &[end])?);
+        let out = SharedMut::new(&mut memory);
+        for (parts, (format, rows, cols, range)) in matrices.iter().zip(&ranges) {
+            let panel_bytes = format.panel_bytes(*cols);
+            cpu.pool().ranges(rows.div_ceil(PANEL), 1, |panels| {
+                for panel in panels {
+                    let at = range.start + panel * panel_bytes;
+                    // SAFETY: each panel is written by the one chunk that claimed it, and lies in the buffer.
+                    let bytes = unsafe { out.slice(at..at + panel_bytes) };
+                    let mut first = 0;
+                    for part in *parts {
+                        // The rows of this panel that the part has.
+                        let (from, to) = (panel * PANEL, (panel + 1) * PANEL);
+                        for row in from.max(first)..to.min(first + part.rows) {
+                            interleave_row(part, row - first, row % PANEL, bytes);
+                        }
+                        first += part.rows;
                     }
                 }
-            }
-        })?;
-        Ok(Self { format, rows, cols, data })
+            })?;
+        }
+        let memory = Arc::new(memory);
+        let matrix =
+            |(format, rows, cols, range)| Self { format, rows, cols, memory: Arc::clone(&memory), range };
+        Ok(ranges.into_iter().map(matrix).collect())
     }
 
     /// The encoding.
@@ -332,12 +368,17 @@ impl Interleaved {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.data.len()
+        self.range.len()
     }
 
     /// All rows, to multiply with.
     pub fn view(&self) -> InterleavedRows<'_> {
-        InterleavedRows { format: self.format, rows: self.rows, cols: self.cols, data: &self.data }
+        InterleavedRows {
+            format: self.format,
+            rows: self.rows,
+            cols: self.cols,
+            data: &self.memory[self.range.clone()],
+        }
     }
 
     /// A range of rows that begins on a panel (a multiple of 16) and ends on one or at the last row, such as one
@@ -353,7 +394,7 @@ impl Interleaved {
             return Err(parameter("row range", format!("{rows:?}"), rule));
         }
         let panel = self.format.panel_bytes(self.cols);
-        let data = &self.data[rows.start / PANEL * panel..rows.end.div_ceil(PANEL) * panel];
+        let data = &self.view().data[rows.start / PANEL * panel..rows.end.div_ceil(PANEL) * panel];
         Ok(InterleavedRows { format: self.format, rows: rows.len(), cols: self.cols, data })
     }
 }

@@ -4,12 +4,12 @@
 //! update of one copy leaves the other as it was.
 
 mod full;
-mod half;
+mod kernel;
 mod mask;
 mod rotating;
 
 pub use full::KvCache;
-pub use half::HalfKvCache;
+pub use kernel::KernelKvCache;
 pub use mask::causal_mask;
 pub use rotating::RotatingKvCache;
 
@@ -35,7 +35,7 @@ pub enum LayerCache {
     /// Keys and values of the last tokens, in a ring.
     Rotating(RotatingKvCache),
     /// Keys and values of all tokens, for the CPU kernels.
-    Half(HalfKvCache),
+    Kernel(KernelKvCache),
 }
 
 impl Cache {
@@ -48,7 +48,7 @@ impl Cache {
     pub fn reserve(&mut self, tokens: usize) {
         let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);
         for layer in &mut self.layers {
-            if let LayerCache::Half(cache) = layer {
+            if let LayerCache::Kernel(cache) = layer {
                 cache.reserve(tokens);
             }
         }
@@ -71,7 +71,9 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.update(keys, values),
             Self::Rotating(cache) => cache.update(keys, values),
-            Self::Half(_) => Err(Error::Input("the CPU kernels' cache is updated by their attention".into())),
+            Self::Kernel(_) => {
+                Err(Error::Input("the CPU kernels' cache is updated by their attention".into()))
+            }
         }
     }
 
@@ -81,7 +83,7 @@ impl LayerCache {
             Self::Full(cache) => cache.mask(length, window),
             Self::Rotating(cache) => cache.mask(length, window),
             // The kernels derive what a query sees from its position.
-            Self::Half(_) => Ok(Mask::None),
+            Self::Kernel(_) => Ok(Mask::None),
         }
     }
 
@@ -90,7 +92,7 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.offset(),
             Self::Rotating(cache) => cache.offset(),
-            Self::Half(cache) => cache.offset(),
+            Self::Kernel(cache) => cache.offset(),
         }
     }
 
@@ -99,14 +101,14 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.arrays(),
             Self::Rotating(cache) => cache.arrays(),
-            Self::Half(cache) => cache.arrays(),
+            Self::Kernel(cache) => cache.arrays(),
         }
     }
 
     /// Whether [`LayerCache::trim`] is exact now.
     pub fn is_trimmable(&self) -> bool {
         match self {
-            Self::Full(_) | Self::Half(_) => true,
+            Self::Full(_) | Self::Kernel(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
         }
     }
@@ -116,7 +118,7 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.trim(count),
             Self::Rotating(cache) => cache.trim(count),
-            Self::Half(cache) => cache.trim(count),
+            Self::Kernel(cache) => cache.trim(count),
         }
     }
 }

@@ -3,7 +3,7 @@
 use russet_mlx::Array;
 
 use super::{Graph, Shape};
-use crate::cache::{Cache, HalfKvCache, KvCache, LayerCache, RotatingKvCache};
+use crate::cache::{Cache, KernelKvCache, KvCache, LayerCache, RotatingKvCache};
 use crate::layers::{
     Attention, AttentionCall, AttentionSizes, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, project,
 };
@@ -242,7 +242,7 @@ impl Graph for UniversalDense {
 
     fn new_cache(&self) -> Cache {
         let layer = |layer_type: &LayerType| match (&self.numerics, layer_type, self.args.sliding_window) {
-            (Numerics::Kernels { .. }, ..) => LayerCache::Half(HalfKvCache::new()),
+            (Numerics::Kernels { kv, .. }, ..) => LayerCache::Kernel(KernelKvCache::new(*kv)),
             (Numerics::Mlx, LayerType::Sliding, Some(window)) => {
                 LayerCache::Rotating(RotatingKvCache::new(window, 0))
             }

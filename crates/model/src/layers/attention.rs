@@ -46,7 +46,7 @@ impl<'a> AttentionCall<'a> {
     /// When MLX fails.
     pub fn new(rope: &'a Rope, cache: &LayerCache, length: i32, window: Option<i32>) -> Result<Self> {
         Ok(match cache {
-            LayerCache::Half(cache) => Self {
+            LayerCache::Kernel(cache) => Self {
                 rope,
                 mask: Mask::None,
                 window,
@@ -85,7 +85,7 @@ impl Attention {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        if let (Some((ops, output)), LayerCache::Half(cache)) = (self.o_proj.kernel(), &mut *cache) {
+        if let (Some((ops, output)), LayerCache::Kernel(cache)) = (self.o_proj.kernel(), &mut *cache) {
             let length = queries.dim(1)?;
             let kernel_call = ops::AttentionCall {
                 output: output.clone(),
@@ -98,12 +98,13 @@ impl Attention {
                 traditional: call.rope.is_traditional(),
                 offset: cache.offset() as usize,
                 capacity: cache.capacity_for(length) as usize,
+                kv: cache.kv_type(),
             };
             let out = ops.attention(kernel_call, [queries, keys, values], residual, cache.take())?;
             cache.put(out.keys, out.values, length);
             return Ok(out.hidden);
         }
-        if self.o_proj.kernel().is_some() || matches!(cache, LayerCache::Half(_)) {
+        if self.o_proj.kernel().is_some() || matches!(cache, LayerCache::Kernel(_)) {
             return Err(Error::Input("the cache was made for other numerics than the model's".into()));
         }
 

@@ -22,9 +22,9 @@ impl Embedding {
     /// # Errors
     /// When a tensor is missing or does not fit the sizes.
     pub fn load(loader: &mut Loader<'_>, path: &str, vocabulary: i32, hidden: i32) -> Result<Self> {
-        if let Some(kernels) = loader.numerics.kernels() {
-            let matrix = loader.matrix(path, vocabulary, hidden, None, &kernels)?;
-            return Ok(Self(Table::Kernel(kernels.ops.clone(), matrix)));
+        if let Some(ops) = loader.numerics.kernels() {
+            let matrix = loader.matrix(path, vocabulary, hidden, None)?;
+            return Ok(Self(Table::Kernel(ops.clone(), matrix)));
         }
         Ok(Self(match loader.stored(path, vocabulary, hidden)?.into_quantized() {
             Err(table) => Table::Dense(table.array),

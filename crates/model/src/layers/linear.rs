@@ -30,14 +30,14 @@ impl Linear {
             true => Some(loader.weights.take(&format!("{path}.bias"), &[outputs])?),
             false => None,
         };
-        if let Some(kernels) = loader.numerics.kernels() {
+        if let Some(ops) = loader.numerics.kernels() {
             if loader.quantize_activations {
                 return Err(loader
                     .weights
                     .error(path, "quantize_activations has no CPU kernels: use fidelity l1"));
             }
-            let matrix = loader.matrix(path, outputs, inputs, bias.as_ref(), &kernels)?;
-            return Ok(Self(Weight::Kernel(kernels.ops.clone(), matrix)));
+            let matrix = loader.matrix(path, outputs, inputs, bias.as_ref())?;
+            return Ok(Self(Weight::Kernel(ops.clone(), matrix)));
         }
         let bias = bias.map(|b| b.array);
         Ok(Self(match loader.stored(path, outputs, inputs)?.into_quantized() {

@@ -20,7 +20,7 @@ pub use rope::Rope;
 use std::sync::Arc;
 
 use russet_kernels::cpu::{FloatType, QuantFormat};
-use russet_kernels::ops::{Matrix, StoredQuantized};
+use russet_kernels::ops::{Matrix, Ops, StoredQuantized};
 use russet_mlx::{Dtype, Quantization, QuantizationMode, Quantized};
 
 use crate::quantization::infer;
@@ -35,7 +35,8 @@ pub struct Loader<'a> {
     quantization: Option<&'a QuantizationConfig>,
     quantize_activations: bool,
     packed_elements: u64,
-    owned_bytes: usize,
+    /// Matrices for the CPU kernels.
+    matrices: Vec<Arc<Matrix>>,
 }
 
 /// A weight matrix as stored.
@@ -52,7 +53,14 @@ impl<'a> Loader<'a> {
         quantization: Option<&'a QuantizationConfig>,
         quantize_activations: bool,
     ) -> Self {
-        Self { weights, numerics, quantization, quantize_activations, packed_elements: 0, owned_bytes: 0 }
+        Self {
+            weights,
+            numerics,
+            quantization,
+            quantize_activations,
+            packed_elements: 0,
+            matrices: Vec::new(),
+        }
     }
 
     /// Elements of the packed matrices taken so far.
@@ -60,9 +68,13 @@ impl<'a> Loader<'a> {
         self.packed_elements
     }
 
-    /// Bytes of memory that matrices take besides the mapped files.
-    pub(crate) fn owned_bytes(&self) -> usize {
-        self.owned_bytes
+    /// Interleaves the matrices of the CPU kernels, if they shall be; returns the bytes of memory that they
+    /// take besides the mapped files.
+    pub(crate) fn interleave(&self) -> Result<usize> {
+        if let Numerics::Kernels { ops, interleave: true, .. } = self.numerics {
+            ops.interleave(&self.matrices)?;
+        }
+        Ok(self.matrices.iter().map(|m| m.owned_bytes()).sum())
     }
 
     /// The packing of the module `path` with a dense last dimension of `columns`: what the config says
@@ -110,14 +122,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The matrix for the CPU kernels, with its bias if it has one.
-    fn matrix(
-        &mut self,
-        path: &str,
-        rows: i32,
-        columns: i32,
-        bias: Option<&Tensor>,
-        kernels: &Kernels<'_>,
-    ) -> Result<Arc<Matrix>> {
+    fn matrix(&mut self, path: &str, rows: i32, columns: i32, bias: Option<&Tensor>) -> Result<Arc<Matrix>> {
         let (row_count, column_count) = (rows as usize, columns as usize);
         let matrix = match self.stored(path, rows, columns)? {
             Stored::Dense(weight) => {
@@ -132,28 +137,24 @@ impl<'a> Loader<'a> {
                     scales: scales.data,
                     biases: biases.map(|b| b.data),
                 };
-                Matrix::quantized(kernels.ops, stored, kernels.interleave)?
+                Matrix::quantized(stored)?
             }
         };
-        self.owned_bytes += matrix.owned_bytes();
-        Ok(Arc::new(match bias {
+        let matrix = Arc::new(match bias {
             Some(bias) => matrix.with_bias(bias.array.astype(Dtype::F32)?.to_vec()?)?,
             None => matrix,
-        }))
+        });
+        self.matrices.push(matrix.clone());
+        Ok(matrix)
     }
 }
 
-/// The CPU kernels, where they compute.
-struct Kernels<'a> {
-    ops: &'a Arc<russet_kernels::ops::Ops>,
-    interleave: bool,
-}
-
 impl Numerics {
-    fn kernels(&self) -> Option<Kernels<'_>> {
+    /// The CPU kernels, where they compute.
+    fn kernels(&self) -> Option<&Arc<Ops>> {
         match self {
             Self::Mlx => None,
-            Self::Kernels { ops, interleave } => Some(Kernels { ops, interleave: *interleave }),
+            Self::Kernels { ops, .. } => Some(ops),
         }
     }
 }

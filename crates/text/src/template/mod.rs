@@ -3,12 +3,12 @@
 //! A template comes with a checkpoint and is untrusted. What it may use is limited:
 //!
 //! - MiniJinja's fuel pays for every instruction and for the data that a template makes.
-//! - A template runs on a thread of its own. Its stack is large enough for the deepest nesting of source text, and of
-//!   values, that the other limits allow; the caller's stack does not matter.
-//! - Fuel does not pay for comparing or printing a value that contains itself many times over (a few lines make one
-//!   whose text is longer than any memory). Printing walks values here, within the fuel; for the rest there is a time
-//!   limit. Code that runs cannot be stopped from outside, so a template that exceeds it is left behind with its
-//!   thread, once: afterwards it is refused.
+//! - A template runs on a thread of its own, with a stack for the deepest nesting that the other limits allow; the
+//!   caller's stack does not matter.
+//! - Fuel does not pay for comparing or concatenating a value that contains the same part many times over, and a value
+//!   that contains itself would exhaust any stack. So what a template assigns and prints is walked, within the fuel.
+//! - For what remains there is a time limit. Code that runs cannot be stopped from outside, so a template that exceeds
+//!   it is left behind with its thread, once: afterwards it is refused.
 
 mod methods;
 mod python;
@@ -34,7 +34,7 @@ const MAX_TAG_BYTES: usize = 16 << 10;
 
 /// Instructions that a template may run; one also pays for 64 bytes of data. The templates in use need some 150 per
 /// message, and handle its text some eight times.
-const FUEL: u64 = 1_000_000;
+const FUEL: u64 = 2_000_000;
 
 /// The longest prompt that is taken for one, in bytes.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
@@ -43,9 +43,9 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// deeper than 127 levels.
 pub(crate) const MAX_DEPTH: usize = 129;
 
-/// Twice what was measured for the deepest value that `FUEL` instructions can build, printed, and for the deepest
-/// nesting in `MAX_SOURCE_BYTES`. Only what is used of a stack takes memory.
-const STACK_BYTES: usize = 1 << 30;
+/// Several times what was measured for the deepest nesting in `MAX_SOURCE_BYTES`, and for the deepest value that
+/// recursive macros can build, printed. Only what is used of a stack takes memory.
+const STACK_BYTES: usize = 128 << 20;
 
 /// A template that has used up its fuel has run for less than a second.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -60,7 +60,8 @@ pub enum Limit {
     Tag,
     /// Instructions and data.
     Work,
-    /// Time.
+    /// Time. The thread that did not end goes on, and may use more and more memory: a program that must stay healthy
+    /// should report this and exit.
     Time,
     /// The size of the rendered prompt.
     Output,
@@ -101,7 +102,7 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TemplateLimit { template: name.to_owned(), limit: Limit::Source });
         }
-        let source = source::replace_generation_tags(source, MAX_TAG_BYTES)
+        let source = source::rewrite(source, MAX_TAG_BYTES)
             .ok_or_else(|| Error::TemplateLimit { template: name.to_owned(), limit: Limit::Tag })?;
         let environment = on_own_thread(name, TIME_LIMIT, move || compile(source))?.map_err(|error| {
             Error::TemplateSyntax { template: name.to_owned(), message: describe(&error) }
@@ -198,6 +199,11 @@ fn compile(source: String) -> Result<Environment<'static>, minijinja::Error> {
     environment.set_formatter(print);
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |state: &State, value: Value| python::to_text(state, &value));
+    environment
+        .add_filter(source::BOUNDED, |state: &State, value: Value| python::bounded(state, value, true));
+    environment.add_filter(source::BOUNDED_ATTRIBUTE, |state: &State, value: Value| {
+        python::bounded(state, value, false)
+    });
     // Jinja's conversions have a default where MiniJinja's fail.
     environment.add_filter(
         "int",

@@ -28,6 +28,47 @@ pub(super) fn from_json(json: &serde_json::Value) -> Value {
     }
 }
 
+/// The value, if it is one that can be assigned: not nested too deep, and small enough to be walked within the fuel.
+/// A namespace may not be put into another, because it could then contain itself.
+pub(super) fn bounded(state: &State, value: Value, with_namespaces: bool) -> Result<Value, Error> {
+    let mut count = 0;
+    walk(state, &value, with_namespaces, MAX_DEPTH, &mut count)?;
+    Ok(value)
+}
+
+fn walk(
+    state: &State,
+    value: &Value,
+    with_namespaces: bool,
+    depth: usize,
+    count: &mut u64,
+) -> Result<(), Error> {
+    // Looking at an element takes a fraction of an instruction.
+    *count += 1;
+    if count.is_multiple_of(4) {
+        state.consume_fuel(1)?;
+    }
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        return Ok(());
+    }
+    let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
+    let is_namespace = value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"));
+    if is_namespace && !with_namespaces {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "a namespace cannot be assigned to an attribute",
+        ));
+    }
+    for item in value.try_iter()?.checked() {
+        let item = item?;
+        walk(state, &item, with_namespaces, depth, count)?;
+        if value.kind() == ValueKind::Map {
+            walk(state, &value.get_item(&item)?, with_namespaces, depth, count)?;
+        }
+    }
+    Ok(())
+}
+
 /// `str(value)`.
 pub(super) fn to_text(state: &State, value: &Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {

@@ -38,15 +38,33 @@ const BOMB: &str = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(40) %
                     {% set n.b = [n.b, n.b] %}{% endfor %}";
 
 #[test]
-fn printing_a_value_that_repeats_itself_ends_with_the_fuel() {
-    for expression in ["n.a", "n.a | tojson", "n.a | string", "{'k': n.a}"] {
+fn a_value_that_repeats_itself_ends_with_the_fuel() {
+    for expression in ["n.a", "n.a ~ ''", "n.a == n.b", "n.a | tojson", "{n.a: 1}"] {
         assert!(is_stopped(render(&format!("{BOMB}{{{{ {expression} }}}}"))), "{expression}");
+    }
+    // Built without assignments.
+    let recursive = "{% macro m(x, d) %}{% if d %}{{ m([x, x], d - 1) }}{% else %}{{ EXPRESSION }}{% endif %}\
+                     {% endmacro %}{{ m(1, 40) }}";
+    for expression in ["x", "x | tojson", "x | string", "[x]"] {
+        assert!(is_stopped(render(&recursive.replace("EXPRESSION", expression))), "{expression}");
     }
 }
 
 #[test]
+fn a_value_cannot_contain_itself() {
+    for value in ["n", "[n]", "{'k': [n]}", "namespace(m=n)", "(1, n)", "[n] | list"] {
+        let error = render(&format!("{{% set n = namespace() %}}{{% set n.a = {value} %}}{{{{ n ~ '' }}}}"))
+            .unwrap_err();
+        assert!(error.to_string().contains("a namespace cannot be assigned"), "{value}: {error}");
+    }
+    assert_eq!(render("{% set n = namespace(a=1) %}{% set m = n %}{% set n.a = 2 %}{{ m.a }}").unwrap(), "2");
+}
+
+#[test]
 fn what_fuel_does_not_pay_for_ends_with_the_time_and_is_not_tried_again() {
-    let template = ChatTemplate::new("test", &format!("{BOMB}{{{{ n.a == n.b }}}}")).unwrap();
+    let source = "{% macro m(x, y, d) %}{% if d %}{{ m([x, x], [y, y], d - 1) }}{% else %}{{ x == y }}{% endif %}\
+                  {% endmacro %}{{ m(1, 1, 40) }}";
+    let template = ChatTemplate::new("test", source).unwrap();
     let is_late = |result| matches!(result, Err(Error::TemplateLimit { limit: Limit::Time, .. }));
     assert!(is_late(template.render_within(Duration::from_millis(300), &Map::new())));
     let start = std::time::Instant::now();
@@ -101,17 +119,19 @@ fn deep_source_does_not_exhaust_the_stack() {
 
 #[test]
 fn deep_values_do_not_exhaust_the_stack() {
-    // The deepest that the fuel allows, less what the last expression needs.
-    let many = format!("{}n.v{}", "[".repeat(100), "]".repeat(100));
-    for (step, rounds) in [("[n.v]", 90), ("{1: n.v}", 80), ("namespace(v=n.v)", 60), (many.as_str(), 5)] {
-        for expression in
-            ["1", "n.v", "n.v | tojson", "n.v ~ ''", "n.v == [n.v]", "[n.v, [n.v]] | sort", "{n.v: 1}"]
-        {
-            let _ = render(&format!(
-                "{{% set n = namespace(v=1) %}}{{% for a in range({rounds}) %}}{{% for b in range(1000) %}}\
-                 {{% set n.v = {step} %}}{{% endfor %}}{{% endfor %}}{{{{ {expression} }}}}"
-            ));
-        }
+    let assigned = "{% set n = namespace(v=1) %}{% for a in range(2000) %}{% set n.v = [n.v] %}{% endfor %}";
+    assert!(render(assigned).unwrap_err().to_string().contains("nested more than 1000 levels"));
+    // As deep as recursive macros go, with as many brackets as the parser takes.
+    let (open, close) = ("[".repeat(60), "]".repeat(60));
+    let with = |expression: &str| {
+        render(&format!(
+            "{{% macro m(x, d) %}}{{% if d %}}{{{{ m({open}x{close}, d - 1) }}}}{{% else %}}{{{{ {expression} }}}}\
+             {{% endif %}}{{% endmacro %}}{{{{ m(1, 80) }}}}"
+        ))
+    };
+    assert_eq!(with("(x ~ '') | length").unwrap(), "9601", "the values are no longer as deep as meant");
+    for expression in ["x", "x | tojson", "x == [x]", "[x, [x]] | sort", "{x: 1}"] {
+        let _ = with(expression);
     }
 }
 

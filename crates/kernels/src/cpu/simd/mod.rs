@@ -155,6 +155,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(a: Self::F32, b: Self::F32) -> Self::F32;
     fn abs(a: Self::F32) -> Self::F32;
     fn sum(a: Self::F32) -> f32;
+    /// The sums of four vectors.
+    #[inline(always)]
+    fn sum4(v: [Self::F32; 4]) -> [f32; 4] {
+        [Self::sum(v[0]), Self::sum(v[1]), Self::sum(v[2]), Self::sum(v[3])]
+    }
     fn max_lane(a: Self::F32) -> f32;
     /// `a < b ? x : y`, lane by lane.
     fn select_lt(a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;

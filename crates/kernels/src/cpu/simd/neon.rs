@@ -66,6 +66,10 @@ impl Simd for Neon {
         fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t = vbslq_f32(vcltq_f32(a, b), a, b);
         fn abs(a: float32x4_t) -> float32x4_t = vabsq_f32(a);
         fn sum(a: float32x4_t) -> f32 = vaddvq_f32(a);
+        fn sum4(v: [float32x4_t; 4]) -> [f32; 4] = {
+            let s = vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
+            std::mem::transmute::<float32x4_t, [f32; 4]>(s)
+        };
         fn max_lane(a: float32x4_t) -> f32 = vmaxvq_f32(a);
         fn select_lt(a: float32x4_t, b: float32x4_t, x: float32x4_t, y: float32x4_t) -> float32x4_t =
             vbslq_f32(vcltq_f32(a, b), x, y);

@@ -62,6 +62,14 @@ impl Simd for Avx512 {
         fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
         fn abs(a: __m512) -> __m512 = _mm512_abs_ps(a);
         fn sum(a: __m512) -> f32 = _mm512_reduce_add_ps(a);
+        fn sum4(v: [__m512; 4]) -> [f32; 4] = {
+            let a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+            let b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+            let s = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
+            let s = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps::<1>(s));
+            let s = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
+            std::mem::transmute::<__m128, [f32; 4]>(s)
+        };
         fn max_lane(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
         fn select_lt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 =
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x);
@@ -181,6 +189,11 @@ impl Simd for Avx2 {
             let s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
             _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)))
+        };
+        fn sum4(v: [__m256; 4]) -> [f32; 4] = {
+            let s = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+            let s = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
+            std::mem::transmute::<__m128, [f32; 4]>(s)
         };
         fn max_lane(a: __m256) -> f32 = {
             let s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));

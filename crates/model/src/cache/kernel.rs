@@ -1,22 +1,29 @@
+use russet_kernels::ops::KvType;
 use russet_mlx::Array;
 
 use super::GROWTH;
 
-/// Keys and values of all tokens as the CPU kernels keep them: float16, `[kv_heads, capacity,
-/// head_dim]`, appended in place.
+/// Keys and values of all tokens as the CPU kernels keep them: `[kv_heads, capacity, head_dim]`, appended
+/// in place.
 ///
 /// A clone shares the buffers until one of the two is appended to, which then copies.
-#[derive(Clone, Debug, Default)]
-pub struct HalfKvCache {
+#[derive(Clone, Debug)]
+pub struct KernelKvCache {
+    kv: KvType,
     buffers: Option<(Array, Array)>,
     offset: i32,
     capacity: i32,
 }
 
-impl HalfKvCache {
+impl KernelKvCache {
     /// An empty cache.
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(kv: KvType) -> Self {
+        Self { kv, buffers: None, offset: 0, capacity: 0 }
+    }
+
+    /// What keys and values are kept in.
+    pub fn kv_type(&self) -> KvType {
+        self.kv
     }
 
     /// Tokens consumed.
