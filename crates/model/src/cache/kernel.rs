@@ -3,6 +3,9 @@ use russet_mlx::Array;
 
 use super::GROWTH;
 
+/// Rows that are reserved at most; a longer sequence grows its buffers.
+const MAX_RESERVED: i32 = 1 << 13;
+
 /// Keys and values of all tokens as the CPU kernels keep them: `[kv_heads, capacity, head_dim]`, appended
 /// in place.
 ///
@@ -31,9 +34,10 @@ impl KernelKvCache {
         self.offset
     }
 
-    /// Makes the next buffers large enough for `tokens` tokens, so that they need not grow until then.
+    /// Makes the next buffers large enough for `tokens` tokens, so that they need not grow until then. A limit
+    /// that may never be reached takes no memory: no more than 8192 rows are reserved.
     pub fn reserve(&mut self, tokens: i32) {
-        self.capacity = self.capacity.max(round_up(tokens));
+        self.capacity = self.capacity.max(round_up(tokens.min(MAX_RESERVED)));
     }
 
     /// Rows that the buffers shall have for `length` more tokens. Twice as many when they must grow, so that
