@@ -5,10 +5,12 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Copy, ENVIRONMENT, Finished, LETTERS, RUSSET, llama, russet, russet_reading, text};
+use common::{
+    Copy, ENVIRONMENT, Finished, LETTERS, RUSSET, interrupt, llama, russet, russet_reading, start, text,
+};
 use russet_testing::{FixtureSpec, Oracle};
 use serde_json::{Value, json};
 
@@ -360,23 +362,10 @@ fn the_fidelity_asked_for_runs_or_is_refused() {
     russet(&["run", &model, "hello", "--fidelity", "xx"]).fails(2, &["'xx'", "auto, l1, l2 or l3"]);
 }
 
-/// Starts a run that writes to pipes.
-fn start(args: &[&str]) -> Child {
-    let mut command = Command::new(RUSSET);
-    command.args(args).envs(ENVIRONMENT).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
 /// A model whose context no generation fills in the time of a test.
 fn endless() -> Option<String> {
     let spec = FixtureSpec::new("llama").with("max_position_embeddings", json!(100_000));
     Some(text(&Oracle::get()?.fixture(&spec)))
-}
-
-/// Presses ctrl-C.
-fn interrupt(child: &Child) {
-    let command = format!("kill -s INT {}", child.id());
-    assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Finished, command, russet, shared_home, starter, text};
+use common::{Finished, command, interrupt, russet, shared_home, start, starter, text};
 use russet_testing::{Float, Oracle, Reference, ReferenceSpec, Tokens};
 use serde_json::json;
 use tempfile::TempDir;
@@ -173,6 +173,26 @@ fn cast_to_f32_it_equals_the_reference_in_every_byte() {
     assert_eq!(russet(&[fixed.as_slice(), &options].concat()).text(), "");
     let expected = oracle.reference(&model, &ReferenceSpec::new(tokens, 16));
     assert_eq!(expected.difference(&Reference::open(out)), None);
+}
+
+#[test]
+fn a_second_ctrl_c_does_not_wait_for_a_long_step() {
+    if with_starter(&["inspect", "--json"]).json()["device"] != "cpu" {
+        return;
+    }
+    // MLX's CPU operations need seconds for each of these tokens, and all are one step.
+    let prompt = "word ".repeat(200);
+    let home = text(&shared_home());
+    let mut child = start(&["run", &prompt, "--raw", "--fidelity", "l1", "--home", &home]);
+    std::thread::sleep(Duration::from_secs(2));
+    interrupt(&child);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(child.try_wait().unwrap(), None, "the first ctrl-C waits for the step");
+    let second = Instant::now();
+    interrupt(&child);
+    let finished = Finished::of(child.wait_with_output().unwrap());
+    assert_eq!(finished, Finished { code: Some(130), stdout: String::new(), stderr: String::new() });
+    assert!(second.elapsed() < Duration::from_secs(3), "{:?}", second.elapsed());
 }
 
 #[test]

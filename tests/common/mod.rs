@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use assert_cmd::Command;
@@ -97,6 +98,19 @@ pub(crate) fn russet(args: &[&str]) -> Finished {
 /// [`russet`] with `stdin` on standard input.
 pub(crate) fn russet_reading(stdin: impl Into<Vec<u8>>, args: &[&str]) -> Finished {
     Finished::of(command(args).write_stdin(stdin).output().unwrap())
+}
+
+/// Starts a run that writes to pipes.
+pub(crate) fn start(args: &[&str]) -> Child {
+    let mut command = std::process::Command::new(RUSSET);
+    command.args(args).envs(ENVIRONMENT).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Presses ctrl-C.
+pub(crate) fn interrupt(child: &Child) {
+    let command = format!("kill -s INT {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &command]).status().unwrap().success());
 }
 
 /// The smallest llama checkpoint, for reading only; `None` where tests that need the oracle are skipped.
