@@ -27,12 +27,12 @@ TMPDIR=$(mktemp -d "$memory/russet-fuzz-XXXXXX")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-(($#)) || mapfile -t targets < <(cargo fuzz list --fuzz-dir fuzz)
-(($#)) && targets=("$@")
+targets=($(cargo fuzz list --fuzz-dir fuzz))
+(($# == 0)) || targets=("$@")
 for name in "${targets[@]}"; do
     corpus=$target/fuzz/corpus/$name artifacts=$target/fuzz/artifacts/$name
     mkdir -p "$corpus" "$artifacts"
-    options=(-max_total_time="$seconds" -timeout=20 -artifact_prefix="$artifacts/" -print_final_stats=1)
+    options=(-max_total_time="$seconds" -timeout=20 -artifact_prefix="$artifacts/" -print_final_stats=1 -verbosity=0)
     [[ ! -e fuzz/dictionaries/$name ]] || options+=(-dict="fuzz/dictionaries/$name")
     echo "== fuzz: $name, $seconds s"
     cargo fuzz run "${fuzz[@]}" "$name" "$corpus" "fuzz/seeds/$name" -- "${options[@]}"

@@ -4,7 +4,9 @@ use std::fs;
 use std::ops::ControlFlow;
 
 use russet_engine::evaluate::Recording;
-use russet_engine::{Error, Generation, LanguageModel, Request, Sampling, StepOptions, Steps, generate};
+use russet_engine::{
+    Error, Event, Generation, LanguageModel, Request, Sampling, StepOptions, Steps, generate,
+};
 use russet_model::{CpuOptions, Fidelity, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
 use serde_json::json;
@@ -171,6 +173,26 @@ fn a_prompt_that_fills_the_context_is_refused_and_generation_ends_with_it() {
         let generation = generated(&model, vec![1; length], usize::MAX).unwrap();
         assert_eq!(generation.tokens.len(), CONTEXT - length);
         assert_eq!(generation.finish_reason.name(), "length");
+    }
+}
+
+#[test]
+fn a_limit_beyond_all_memory_takes_no_memory() {
+    let unlimited = checkpoint().without("max_position_embeddings");
+    for checkpoint in [unlimited.clone(), unlimited.with("max_position_embeddings", json!(1 << 24))] {
+        let dir = written(&checkpoint);
+        for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
+            let model = LanguageModel::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
+            russet_mlx::memory::reset_peak();
+            let mut texts = 0;
+            let generation = generate(&model, &Request::new(vec![1, 2], usize::MAX), &mut |event| {
+                texts += usize::from(matches!(event, Event::Text(_)));
+                if texts == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert_eq!(generation.unwrap().tokens.len(), 3);
+            let peak = russet_mlx::memory::peak();
+            assert!(peak < 100 << 20, "{peak} bytes for three tokens");
+        }
     }
 }
 

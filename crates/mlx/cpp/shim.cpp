@@ -36,6 +36,15 @@ mx::Dtype to_dtype(uint8_t code) {
 }
 uint8_t dtype_code(mx::Dtype d) { return static_cast<uint8_t>(d.val()); }
 
+// MLX's CPU allocator returns a null buffer where there is no memory.
+mx::allocator::Data allocate(size_t bytes) {
+  auto data = mx::allocator::malloc(bytes);
+  if (bytes > 0 && !data.buffer().ptr()) {
+    throw std::runtime_error("out of memory: cannot allocate " + std::to_string(bytes) + " bytes");
+  }
+  return data;
+}
+
 mx::Device device(bool gpu) { return gpu ? mx::Device::gpu : mx::Device::cpu; }
 
 } // namespace
@@ -52,7 +61,7 @@ array from_bytes(rust::Slice<const uint8_t> data, Ints shape, uint8_t dtype) {
     count *= n;
   }
   if (count * mx::size_of(d) != data.size()) throw std::invalid_argument("data length and shape differ");
-  auto owned = mx::allocator::malloc(data.size());
+  auto owned = allocate(data.size());
   std::memcpy(owned.buffer().raw_ptr(), data.data(), data.size());
   array out(std::move(s), d, nullptr, {});
   out.set_data(std::move(owned));
@@ -394,7 +403,7 @@ class RustPrimitive : public mx::Primitive {
     for (size_t i = 0; i < outputs.size(); i++) {
       auto& out = outputs[i];
       if (in_place_[i] < 0) {
-        out.set_data(mx::allocator::malloc(out.nbytes()));
+        out.set_data(allocate(out.nbytes()));
         continue;
       }
       auto& in = inputs[in_place_[i]];
@@ -402,7 +411,7 @@ class RustPrimitive : public mx::Primitive {
       if (in.is_donatable() && in.flags().row_contiguous) {
         out.copy_shared_buffer(in);
       } else if (in.flags().row_contiguous) {
-        out.set_data(mx::allocator::malloc(out.nbytes()));
+        out.set_data(allocate(out.nbytes()));
         copies.push_back({array::unsafe_weak_copy(in), array::unsafe_weak_copy(out)});
       } else {
         throw std::invalid_argument("an input that is updated in place must be row contiguous");

@@ -136,17 +136,15 @@ impl Model {
 
     /// Memory for a context of `tokens` tokens.
     pub fn footprint(&self, tokens: usize) -> Footprint {
-        let kv_values: usize = self
-            .shape()
-            .kv
-            .iter()
-            .map(|(per_token, limit)| per_token * limit.map_or(tokens, |limit| limit.min(tokens)))
-            .sum();
+        let layer = |(per_token, limit): &(usize, Option<usize>)| {
+            per_token.saturating_mul(limit.map_or(tokens, |limit| limit.min(tokens)))
+        };
+        let kv_values = self.shape().kv.iter().map(layer).fold(0, usize::saturating_add);
         Footprint {
             weights: self.files.tensors().map(|(_, info)| info.nbytes()).sum(),
             weights_mapped: MappedFile::is_zero_copy(),
             weights_interleaved: self.owned_bytes,
-            kv_cache: kv_values * self.kv_value_size,
+            kv_cache: kv_values.saturating_mul(self.kv_value_size),
         }
     }
 }

@@ -855,6 +855,18 @@ mod tensors {
     }
 }
 
+#[test]
+fn the_memory_for_an_absurd_context_does_not_wrap_around() {
+    let dir = directory();
+    dense().write(dir.path());
+    let model = load(dir.path()).unwrap();
+    // Two layers of keys and values, two heads of eight channels, in float32.
+    assert_eq!(model.footprint(1).kv_cache, 2 * 2 * 2 * 8 * 4);
+    for context in [usize::MAX, usize::MAX / 2 + 1, 1 << 62] {
+        assert_eq!(model.footprint(context).kv_cache, usize::MAX);
+    }
+}
+
 mod safetensors {
     use super::*;
 
