@@ -459,7 +459,7 @@ fn take(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 fn rows_of(x: &[f32], columns: usize) -> Result<usize> {
     match columns {
         0 => Err(Error::new("matrix without columns")),
-        _ if x.len() % columns != 0 => {
+        _ if !x.len().is_multiple_of(columns) => {
             Err(Error::new(format!("{} activations are no rows of {columns}", x.len())))
         }
         _ => Ok(x.len() / columns),
