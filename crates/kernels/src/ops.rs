@@ -359,29 +359,32 @@ impl Ops {
         custom(Project { ops: self.clone(), norm: norm.cloned(), matrices }, std::slice::from_ref(x), outputs)
     }
 
-    /// `activation(gate(n)) * up(n)` with `n = norm(x)`.
-    pub fn gated(
-        self: &Arc<Self>,
-        x: &Array,
-        norm: Option<&Arc<Norm>>,
-        gate: &Arc<Matrix>,
-        up: &Arc<Matrix>,
-        activation: Activation,
-    ) -> Result<Array> {
-        if gate.rows() != up.rows() {
-            return Err(Error::new("gate and up projections have different widths"));
-        }
-        let shape = with_last(x.shape(), gate.rows(), false);
-        let op =
-            Gated { ops: self.clone(), norm: norm.cloned(), gate: gate.clone(), up: up.clone(), activation };
-        one(custom(op, std::slice::from_ref(x), vec![OutputSpec::new(shape, Dtype::F32)])?)
+    /// `norm(x)`.
+    pub fn normalize(self: &Arc<Self>, x: &Array, norm: &Arc<Norm>) -> Result<Array> {
+        let op = Normalize { ops: self.clone(), norm: norm.clone() };
+        one(custom(op, std::slice::from_ref(x), vec![OutputSpec::new(x.shape(), Dtype::F32)])?)
     }
 
-    /// `residual + matrix(x)`.
-    pub fn project_add(self: &Arc<Self>, x: &Array, matrix: &Arc<Matrix>, residual: &Array) -> Result<Array> {
-        let output = OutputSpec::in_place(residual.shape(), Dtype::F32, 1);
-        let op = ProjectAdd { ops: self.clone(), matrix: matrix.clone() };
-        one(custom(op, &[x.clone(), residual.clone()], vec![output])?)
+    /// `x + down(activation(gate(n)) * up(n))` with `n = norm(x)`.
+    pub fn gated_mlp(
+        self: &Arc<Self>,
+        x: &Array,
+        norm: &Arc<Norm>,
+        [gate, up, down]: [&Arc<Matrix>; 3],
+        activation: Activation,
+    ) -> Result<Array> {
+        if gate.rows() != up.rows() || gate.rows() != down.columns() {
+            return Err(Error::new("gate, up and down projections do not fit"));
+        }
+        let op = GatedMlp {
+            ops: self.clone(),
+            norm: norm.clone(),
+            gate: gate.clone(),
+            up: up.clone(),
+            down: down.clone(),
+            activation,
+        };
+        one(custom(op, std::slice::from_ref(x), vec![OutputSpec::in_place(x.shape(), Dtype::F32, 0)])?)
     }
 
     /// Rotates queries and keys, appends keys and values to the cache, attends, projects and adds `residual`.
@@ -519,43 +522,45 @@ impl CpuOp for Project {
     }
 }
 
-struct Gated {
+struct Normalize {
     ops: Arc<Ops>,
-    norm: Option<Arc<Norm>>,
-    gate: Arc<Matrix>,
-    up: Arc<Matrix>,
-    activation: Activation,
+    norm: Arc<Norm>,
 }
 
-impl CpuOp for Gated {
+impl CpuOp for Normalize {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let ([x], [out]) = (inputs, outputs) else { return Err(wrong_count()) };
-        let x = x.as_slice::<f32>()?;
-        let (columns, width) = (self.gate.columns(), self.gate.rows());
-        let rows = rows_of(x, columns)?;
-        SCRATCH.with_borrow_mut(|scratch| {
-            let x = normalized(&self.ops, self.norm.as_deref(), x, columns, &mut scratch.normalized)?;
-            let gate = take(&mut scratch.first, rows * width);
-            let up = take(&mut scratch.second, rows * width);
-            let mut products = [(&*self.gate, &mut *gate), (&*self.up, &mut *up)];
-            self.ops.multiply(x, rows, &mut scratch.prepared, &mut products)?;
-            cpu::gated(&self.ops.cpu, self.activation, gate, up, width, width, out.as_mut_slice()?)
-                .map_err(error)
-        })
+        let Norm { weight, eps } = &*self.norm;
+        let out = out.as_mut_slice()?;
+        cpu::rms_norm(&self.ops.cpu, x.as_slice()?, weight.len(), Some(weight), *eps, out).map_err(error)
     }
 }
 
-struct ProjectAdd {
+struct GatedMlp {
     ops: Arc<Ops>,
-    matrix: Arc<Matrix>,
+    norm: Arc<Norm>,
+    gate: Arc<Matrix>,
+    up: Arc<Matrix>,
+    down: Arc<Matrix>,
+    activation: Activation,
 }
 
-impl CpuOp for ProjectAdd {
-    fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
-        let ([x], [out]) = (inputs, outputs) else { return Err(wrong_count()) };
-        let x = x.as_slice::<f32>()?;
+impl CpuOp for GatedMlp {
+    fn run(&self, _: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+        // The output starts as the input.
+        let [x] = outputs else { return Err(wrong_count()) };
+        let (columns, width) = (self.gate.columns(), self.gate.rows());
         SCRATCH.with_borrow_mut(|scratch| {
-            add_product(&self.ops, &self.matrix, x, &mut scratch.prepared, &mut scratch.first, out)
+            let Scratch { prepared, normalized: buffer, first, second, third } = scratch;
+            let input = x.as_mut_slice::<f32>()?;
+            let rows = rows_of(input, columns)?;
+            let (gate, up) = (take(first, rows * width), take(second, rows * width));
+            let input = normalized(&self.ops, Some(&self.norm), input, columns, buffer)?;
+            let mut products = [(&*self.gate, &mut *gate), (&*self.up, &mut *up)];
+            self.ops.multiply(input, rows, prepared, &mut products)?;
+            let inner = take(third, rows * width);
+            cpu::gated(&self.ops.cpu, self.activation, gate, up, width, width, inner).map_err(error)?;
+            add_product(&self.ops, &self.down, inner, prepared, buffer, x)
         })
     }
 }

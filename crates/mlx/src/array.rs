@@ -312,9 +312,11 @@ impl Array {
 
     /// Evaluates, and copies the bytes of the elements out in row-major order.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let contiguous = self.contiguous()?;
-        contiguous.eval()?;
-        Ok(contiguous.as_bytes()?.to_vec())
+        self.eval()?;
+        if self.is_row_contiguous() {
+            return Ok(self.as_bytes()?.to_vec());
+        }
+        Ok(self.contiguous()?.as_bytes()?.to_vec())
     }
 
     /// Evaluates, and reads the only element, converted to `T`'s dtype.

@@ -69,10 +69,7 @@ impl Linear {
 
     /// `residual + forward(x)`.
     pub fn forward_add(&self, x: &Array, residual: &Array) -> Result<Array> {
-        Ok(match &self.0 {
-            Weight::Kernel(ops, matrix) => ops.project_add(x, matrix, residual)?,
-            _ => residual.add(&self.forward(x)?)?,
-        })
+        Ok(residual.add(&self.forward(x)?)?)
     }
 
     /// The matrix for the CPU kernels, where they compute.

@@ -37,15 +37,12 @@ impl GatedMlp {
 
     /// `x + mlp(norm(x))`.
     pub fn forward_add(&self, norm: &RmsNorm, x: &Array) -> Result<Array> {
-        let inner = match (self.gate_proj.kernel(), self.up_proj.kernel()) {
-            (Some((ops, gate)), Some((_, up))) => {
-                ops.gated(x, Some(norm.kernel()), gate, up, Activation::Silu)?
-            }
-            _ => {
-                let x = norm.forward(x)?;
-                self.swiglu.forward(&self.gate_proj.forward(&x)?, &self.up_proj.forward(&x)?)?
-            }
-        };
-        self.down_proj.forward_add(&inner, x)
+        let kernels = (self.gate_proj.kernel(), self.up_proj.kernel(), self.down_proj.kernel());
+        if let (Some((ops, gate)), Some((_, up)), Some((_, down))) = kernels {
+            return Ok(ops.gated_mlp(x, norm.kernel(), [gate, up, down], Activation::Silu)?);
+        }
+        let normalized = norm.forward(x)?;
+        let (gate, up) = (self.gate_proj.forward(&normalized)?, self.up_proj.forward(&normalized)?);
+        self.down_proj.forward_add(&self.swiglu.forward(&gate, &up)?, x)
     }
 }
