@@ -76,14 +76,6 @@ impl Located {
     }
 }
 
-impl Drop for Located {
-    /// Waits for what MLX still computes: when the program ends, MLX destroys its allocator even if a thread of its
-    /// own still frees memory into it. A step that was started ahead is such work.
-    fn drop(&mut self) {
-        let _ = russet_mlx::Stream::synchronize();
-    }
-}
-
 fn install_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {eta}") {

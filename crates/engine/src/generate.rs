@@ -3,7 +3,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_mlx::memory;
-use russet_model::{CpuOptions, Fidelity, Model};
+use russet_model::{CpuOptions, Fidelity, Model, Tier};
 use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
 
 use crate::{Error, Result, Sampling, StepOptions, Steps};
@@ -136,7 +136,7 @@ pub struct Statistics {
     pub time_to_first_token: Duration,
     /// From the first token to the end.
     pub decode_time: Duration,
-    /// The most memory that MLX held, in bytes; mapped weights are not counted.
+    /// The most memory that MLX held plus the sequence's cache, in bytes; weights are not counted.
     pub peak_memory: usize,
 }
 
@@ -192,7 +192,8 @@ pub fn generate(
         }
         let mut stop = StopMatcher::new(request.stop.iter().cloned());
         generation.finish_reason = FinishReason::Length;
-        for step in steps {
+        let mut steps = steps;
+        for step in steps.by_ref() {
             let token = step?.token;
             first_token.get_or_insert_with(Instant::now);
             generation.tokens.push(token);
@@ -212,6 +213,10 @@ pub fn generate(
                 break;
             }
         }
+        if model.tier() == Tier::L3 {
+            // MLX counts the caches of its own.
+            generation.statistics.peak_memory = steps.cache().nbytes();
+        }
         // What detokenizer and matcher still hold back, unless a stop string ended the answer.
         let found = stop.push(&detokenizer.finish());
         if found.stop.is_some() {
@@ -228,7 +233,7 @@ pub fn generate(
     generation.statistics.generated_tokens = generation.tokens.len();
     generation.statistics.time_to_first_token = first_token - start;
     generation.statistics.decode_time = end - first_token;
-    generation.statistics.peak_memory = memory::peak();
+    generation.statistics.peak_memory += memory::peak();
     Ok(generation)
 }
 

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use russet_mlx::random::KeySequence;
-use russet_mlx::{Array, Dtype, async_eval, concatenate, eval, memory};
+use russet_mlx::{Array, Dtype, Stream, async_eval, concatenate, eval, memory};
 use russet_model::{Cache, Model, Tier};
 
 use crate::sampling::Sampling;
@@ -41,6 +41,9 @@ impl Pending {
     }
 }
 
+/// Generated tokens for which room is made in advance; a limit is often higher than what is generated.
+const MAX_RESERVE: usize = 4096;
+
 /// How a sequence is generated.
 #[derive(Clone, Debug, Default)]
 pub struct StepOptions {
@@ -56,7 +59,7 @@ pub struct StepOptions {
 
 /// One sequence being generated: an iterator over [`Step`]s.
 ///
-/// While a token is read, the step after it already runs.
+/// With MLX, the step after a token already runs while the token is read.
 pub struct Steps<'m> {
     model: &'m Model,
     options: StepOptions,
@@ -65,6 +68,8 @@ pub struct Steps<'m> {
     /// All tokens so far, kept only when processors ask for them.
     history: Option<Array>,
     next: Option<Pending>,
+    /// The token that the next step consumes, where no step is launched ahead.
+    last: Option<Array>,
     produced: usize,
     prompt_length: usize,
 }
@@ -94,7 +99,7 @@ impl<'m> Steps<'m> {
         options.sampling.check(model.shape().vocabulary)?;
 
         let mut cache = model.new_cache();
-        cache.reserve(prompt.len().saturating_add(options.limit.unwrap_or(0)));
+        cache.reserve(prompt.len().saturating_add(options.limit.unwrap_or(0).min(MAX_RESERVE)));
         let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| model.numerics().default_prefill_chunk());
         let mut steps = Self {
             model,
@@ -102,6 +107,7 @@ impl<'m> Steps<'m> {
             cache,
             history: None,
             next: None,
+            last: None,
             produced: 0,
             prompt_length: prompt.len(),
             options,
@@ -122,8 +128,7 @@ impl<'m> Steps<'m> {
                 return Ok(None);
             }
         }
-        let first = steps.step(&Array::from_slice(&[last], [1])?)?;
-        first.launch()?;
+        let first = steps.launch_step(&Array::from_slice(&[last], [1])?)?;
         steps.next = Some(first);
         Ok(Some(steps))
     }
@@ -166,15 +171,25 @@ impl<'m> Steps<'m> {
         Ok(Pending { token, logits: logits.squeeze([0])?, logprobs: logprobs.squeeze([0])?, check })
     }
 
+    fn launch_step(&mut self, token: &Array) -> Result<Pending> {
+        let step = self.step(token)?;
+        step.launch()?;
+        Ok(step)
+    }
+
     fn advance(&mut self) -> Result<Option<Step>> {
         if self.options.limit.is_some_and(|limit| self.produced >= limit) {
             return Ok(None);
         }
-        let Some(current) = self.next.take() else { return Ok(None) };
-        if self.options.limit.is_none_or(|limit| self.produced + 1 < limit) {
-            let next = self.step(&current.token)?;
-            next.launch()?;
-            self.next = Some(next);
+        let current = match (self.next.take(), self.last.take()) {
+            (Some(launched), _) => launched,
+            (None, Some(token)) => self.launch_step(&token)?,
+            (None, None) => return Ok(None),
+        };
+        // The CPU kernels run a step while it is launched: one ahead would hold back the token that is ready.
+        let looks_ahead = self.model.tier() != Tier::L3;
+        if looks_ahead && self.options.limit.is_none_or(|limit| self.produced + 1 < limit) {
+            self.next = Some(self.launch_step(&current.token)?);
         }
         let token = current.token.item::<u32>()?;
         if !current.check.item::<f32>()?.is_finite() {
@@ -182,11 +197,23 @@ impl<'m> Steps<'m> {
             let tokens = self.prompt_length + self.produced;
             return Err(Error::NotFinite { tokens, dtype: current.logits.dtype() });
         }
-        if self.produced % CLEAR_CACHE_INTERVAL == 0 {
+        if !looks_ahead {
+            self.last = Some(current.token);
+        }
+        if self.produced.is_multiple_of(CLEAR_CACHE_INTERVAL) {
             memory::clear_cache()?;
         }
         self.produced += 1;
         Ok(Some(Step { token, logits: current.logits, logprobs: current.logprobs }))
+    }
+}
+
+impl Drop for Steps<'_> {
+    /// Waits for a step that was launched ahead: when a program ends, MLX destroys its allocator even if a
+    /// thread of its own still frees memory into it.
+    fn drop(&mut self) {
+        // An error of that step concerns nobody any more.
+        let _ = Stream::synchronize();
     }
 }
 

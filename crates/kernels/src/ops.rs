@@ -4,7 +4,7 @@
 //! load. Keys and values are kept in float16 or float32 and appended in place.
 
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use half::f16;
 use russet_mlx::{
@@ -190,12 +190,12 @@ pub struct AttentionCall {
     pub rotations: Option<Arc<Rotations>>,
     /// Whether rotated pairs are neighbours.
     pub traditional: bool,
-    /// Rows of the cache before the call.
+    /// Keys and values, to be appended to.
+    pub cache: KvBuffer,
+    /// Where the rows before the new ones are, if not in `cache` yet.
+    pub copy_from: Option<KvBuffer>,
+    /// Rows before the new ones.
     pub offset: usize,
-    /// Rows that the cache shall have room for; growing copies.
-    pub capacity: usize,
-    /// What keys and values are kept in.
-    pub kv: KvType,
 }
 
 /// The type that keys and values are kept in.
@@ -209,23 +209,78 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// As an array's dtype.
-    pub fn dtype(self) -> Dtype {
+    /// Bytes of a value.
+    pub fn size(self) -> usize {
         match self {
-            Self::F16 => Dtype::F16,
-            Self::F32 => Dtype::F32,
+            Self::F16 => 2,
+            Self::F32 => 4,
         }
     }
+}
+
+/// Keys and values of one layer, `[kv_heads, capacity, head_dim]` each, in memory that operations write in
+/// place. A clone is another handle of the same memory.
+///
+/// The lock is for soundness alone: operations of a sequence run one after the other.
+#[derive(Clone, Debug)]
+pub struct KvBuffer {
+    rows: Arc<Mutex<Rows>>,
+    capacity: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Rows {
+    F16 { keys: Vec<f16>, values: Vec<f16> },
+    F32 { keys: Vec<f32>, values: Vec<f32> },
+}
+
+impl KvBuffer {
+    /// Zeroed memory for `capacity` rows. The system gives pages only where rows are written.
+    ///
+    /// # Errors
+    /// When that would be more than the address space.
+    pub fn new(kv: KvType, kv_heads: usize, capacity: usize, head_dim: usize) -> Result<Self> {
+        let count = kv_heads.checked_mul(capacity).and_then(|n| n.checked_mul(head_dim));
+        let bytes = count.and_then(|n| n.checked_mul(2 * kv.size())).filter(|&n| n < isize::MAX as usize);
+        let (Some(count), Some(bytes)) = (count, bytes) else {
+            return Err(Error::new(format!("a cache of {capacity} rows is too large")));
+        };
+        let rows = match kv {
+            KvType::F16 => Rows::F16 { keys: zeroed(count)?, values: zeroed(count)? },
+            KvType::F32 => Rows::F32 { keys: zeroed(count)?, values: zeroed(count)? },
+        };
+        Ok(Self { rows: Arc::new(Mutex::new(rows)), capacity, bytes })
+    }
+
+    /// Rows that fit.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes of the memory, rows that are not used included.
+    pub fn nbytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Rows>> {
+        self.rows.lock().map_err(|_| Error::new("an operation on this cache failed half-way"))
+    }
+}
+
+/// `count` zeros; an error where memory is refused.
+fn zeroed<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(count)
+        .map_err(|()| Error::new(format!("no memory for {count} cached values")))
 }
 
 /// What [`Ops::attention`] returns.
 pub struct AttentionOutput {
     /// Residual plus projected attention, `[1, seq, hidden]`.
     pub hidden: Array,
-    /// Keys `[kv_heads, capacity, head_dim]`; rows beyond those used are undefined.
-    pub keys: Array,
-    /// Values, like the keys.
-    pub values: Array,
+    /// Available once the cache has the new rows. The next call on the cache takes it, so that graphs run in
+    /// order.
+    pub appended: Array,
 }
 
 impl Ops {
@@ -331,34 +386,23 @@ impl Ops {
 
     /// Rotates queries and keys, appends keys and values to the cache, attends, projects and adds `residual`.
     ///
-    /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`; `cache` is what the previous call returned.
+    /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`; `after` is what the previous call on the
+    /// cache returned as `appended`.
     pub fn attention(
         self: &Arc<Self>,
         call: AttentionCall,
         [queries, keys, values]: [&Array; 3],
         residual: &Array,
-        cache: Option<(Array, Array)>,
+        after: Option<Array>,
     ) -> Result<AttentionOutput> {
-        let shape = vec![dim(call.kv_heads)?, dim(call.capacity)?, dim(call.head_dim)?];
-        let dtype = call.kv.dtype();
         let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), residual.clone()];
-        let mut outputs = vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 3)];
-        match cache {
-            Some((old_keys, old_values)) => {
-                for (i, old) in [old_keys, old_values].into_iter().enumerate() {
-                    outputs.push(match old.shape() == shape {
-                        true => OutputSpec::in_place(shape.clone(), dtype, 4 + i),
-                        false => OutputSpec::new(shape.clone(), dtype),
-                    });
-                    inputs.push(old);
-                }
-            }
-            None => outputs.extend(vec![OutputSpec::new(shape, dtype); 2]),
-        }
+        inputs.extend(after);
+        let outputs =
+            vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 3), OutputSpec::new(vec![1], Dtype::U32)];
         let op = Attend { ops: self.clone(), call };
-        let [hidden, keys, values] = <[Array; 3]>::try_from(custom(op, &inputs, outputs)?)
+        let [hidden, appended] = <[Array; 2]>::try_from(custom(op, &inputs, outputs)?)
             .map_err(|_| Error::new("attention returned too few arrays"))?;
-        Ok(AttentionOutput { hidden, keys, values })
+        Ok(AttentionOutput { hidden, appended })
     }
 
     /// Multiplies `rows` rows of `x` with each matrix into the output beside it, biases added.
@@ -415,7 +459,7 @@ fn take(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 fn rows_of(x: &[f32], columns: usize) -> Result<usize> {
     match columns {
         0 => Err(Error::new("matrix without columns")),
-        _ if x.len() % columns != 0 => {
+        _ if !x.len().is_multiple_of(columns) => {
             Err(Error::new(format!("{} activations are no rows of {columns}", x.len())))
         }
         _ => Ok(x.len() / columns),
@@ -540,11 +584,34 @@ struct Attend {
 
 impl CpuOp for Attend {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
-        match self.call.kv {
-            KvType::F16 => self.attend::<f16>(inputs, outputs),
-            KvType::F32 => self.attend::<f32>(inputs, outputs),
+        let (cache, source) = (&self.call.cache, self.call.copy_from.as_ref());
+        match &mut *cache.lock()? {
+            Rows::F16 { keys, values } => {
+                if let Some(source) = source {
+                    let Rows::F16 { keys: old_keys, values: old_values } = &*source.lock()? else {
+                        return Err(wrong_type());
+                    };
+                    self.copy_rows(old_keys, keys, source.capacity)?;
+                    self.copy_rows(old_values, values, source.capacity)?;
+                }
+                self.attend(keys, values, inputs, outputs)
+            }
+            Rows::F32 { keys, values } => {
+                if let Some(source) = source {
+                    let Rows::F32 { keys: old_keys, values: old_values } = &*source.lock()? else {
+                        return Err(wrong_type());
+                    };
+                    self.copy_rows(old_keys, keys, source.capacity)?;
+                    self.copy_rows(old_values, values, source.capacity)?;
+                }
+                self.attend(keys, values, inputs, outputs)
+            }
         }
     }
+}
+
+fn wrong_type() -> Error {
+    Error::new("the cache to copy from has another type")
 }
 
 /// A type that keys and values are kept in.
@@ -568,29 +635,26 @@ impl KvElement for f32 {
 }
 
 impl Attend {
-    fn attend<T: KvElement>(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+    fn attend<T: KvElement>(
+        &self,
+        cached_keys: &mut [T],
+        cached_values: &mut [T],
+        inputs: &[Input<'_>],
+        outputs: &mut [Output<'_>],
+    ) -> Result<()> {
         let call = &self.call;
-        let (queries, keys, values, old) = match inputs {
-            [q, k, v, old @ ..] => (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?, old),
-            _ => return Err(wrong_count()),
-        };
-        let [hidden, cached_keys, cached_values] = outputs else { return Err(wrong_count()) };
+        let ([q, k, v, ..], [hidden, appended]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let (queries, keys, values) = (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?);
         let (q_width, kv_width) = (call.heads * call.head_dim, call.kv_heads * call.head_dim);
         let rows = rows_of(queries, q_width)?;
         if keys.len() != rows * kv_width || values.len() != keys.len() {
             return Err(Error::new("keys and values do not have the rows of the queries"));
         }
-        let length = call.offset + rows;
-        if length > call.capacity {
-            return Err(Error::new(format!("{length} rows do not fit a cache of {}", call.capacity)));
+        let (length, capacity) = (call.offset + rows, call.cache.capacity);
+        if length > capacity || cached_keys.len() != capacity * kv_width {
+            return Err(Error::new(format!("{length} rows do not fit a cache of {capacity}")));
         }
-        let cached_keys = cached_keys.as_mut_slice::<T>()?;
-        let cached_values = cached_values.as_mut_slice::<T>()?;
-        // A cache that grew: only then are old buffers among the inputs.
-        if let [old_keys, old_values] = old {
-            copy_rows(old_keys.as_slice()?, cached_keys, call)?;
-            copy_rows(old_values.as_slice()?, cached_values, call)?;
-        }
+        appended.as_mut_slice::<u32>()?.fill(0);
 
         SCRATCH.with_borrow_mut(|scratch| {
             let rotated_queries = take(&mut scratch.first, queries.len());
@@ -614,7 +678,7 @@ impl Attend {
             let cached = |rows| KeyValues::Dense {
                 float: T::FLOAT,
                 data: bytemuck::cast_slice(rows),
-                head_stride: call.capacity * call.head_dim,
+                head_stride: capacity * call.head_dim,
                 key_stride: call.head_dim,
             };
             let args = Attention {
@@ -639,17 +703,20 @@ impl Attend {
     }
 }
 
-/// Copies the used rows of a smaller cache.
-fn copy_rows<T: KvElement>(old: &[T], new: &mut [T], call: &AttentionCall) -> Result<()> {
-    let (old_head, new_head) = (old.len() / call.kv_heads, call.capacity * call.head_dim);
-    let used = call.offset * call.head_dim;
-    if used > old_head.min(new_head) {
-        return Err(Error::new("the cache has fewer rows than the sequence"));
+impl Attend {
+    /// Copies the rows before the new ones from a cache of another capacity.
+    fn copy_rows<T: KvElement>(&self, old: &[T], new: &mut [T], old_capacity: usize) -> Result<()> {
+        let call = &self.call;
+        let (old_head, new_head) = (old_capacity * call.head_dim, call.cache.capacity * call.head_dim);
+        let used = call.offset * call.head_dim;
+        if used > old_head.min(new_head) || old_head == 0 {
+            return Err(Error::new("the cache has fewer rows than the sequence"));
+        }
+        for (old, new) in old.chunks_exact(old_head).zip(new.chunks_exact_mut(new_head)) {
+            new[..used].copy_from_slice(&old[..used]);
+        }
+        Ok(())
     }
-    for (old, new) in old.chunks_exact(old_head).zip(new.chunks_exact_mut(new_head)) {
-        new[..used].copy_from_slice(&old[..used]);
-    }
-    Ok(())
 }
 
 /// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`.
@@ -657,7 +724,7 @@ fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall
     let (dim, heads) = (call.head_dim, call.kv_heads);
     for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
         for (head, values) in row.chunks_exact(dim).enumerate() {
-            let at = (head * call.capacity + call.offset + i) * dim;
+            let at = (head * call.cache.capacity + call.offset + i) * dim;
             for (target, &value) in cache[at..at + dim].iter_mut().zip(values) {
                 *target = T::round(value);
             }
@@ -672,10 +739,6 @@ fn with_last(mut shape: Vec<i32>, last: usize, append: bool) -> Vec<i32> {
     }
     shape.push(i32::try_from(last).unwrap_or(i32::MAX));
     shape
-}
-
-fn dim(n: usize) -> Result<i32> {
-    i32::try_from(n).map_err(|_| Error::new(format!("dimension {n} is too large")))
 }
 
 fn one(mut arrays: Vec<Array>) -> Result<Array> {

@@ -394,6 +394,10 @@ class RustPrimitive : public mx::Primitive {
     struct Copy {
       array from, to;
     };
+    // Every output has its own list of the inputs; the other lists would keep inputs from being taken over.
+    for (auto& o : outputs) {
+      if (&o.inputs() != &inputs && !o.is_tracer()) o.inputs().clear();
+    }
     std::vector<Copy> copies;
     std::vector<bool> hidden(inputs.size(), false);
     for (size_t i = 0; i < outputs.size(); i++) {

@@ -98,6 +98,27 @@ fn in_place_operation_takes_over_a_buffer_that_nobody_holds() {
 }
 
 #[test]
+fn an_output_among_several_takes_over_its_input_too() {
+    /// Adds one in place, and says so in a second output.
+    struct AddOneAndTell;
+    impl CpuOp for AddOneAndTell {
+        fn run(&self, _: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+            outputs[1].as_mut_slice::<f32>()?.iter_mut().for_each(|x| *x += 1.0);
+            outputs[0].as_mut_slice::<f32>()?[0] = 7.0;
+            Ok(())
+        }
+    }
+    let x = f32s(&[0.0; 1024]).add(1.0).unwrap();
+    x.eval().unwrap();
+    let before = x.as_slice::<f32>().unwrap().as_ptr();
+    let specs = vec![OutputSpec::new(vec![1], Dtype::F32), OutputSpec::in_place(vec![1024], Dtype::F32, 0)];
+    let outputs = custom(AddOneAndTell, &[x], specs).unwrap();
+    assert_eq!(outputs[0].item::<f32>().unwrap(), 7.0);
+    assert_eq!(outputs[1].as_slice::<f32>().unwrap()[0], 2.0);
+    assert_eq!(outputs[1].as_slice::<f32>().unwrap().as_ptr(), before);
+}
+
+#[test]
 fn in_place_operation_copies_a_buffer_that_is_held() {
     let x = f32s(&[1.0, 2.0]).add(0.0).unwrap();
     x.eval().unwrap();

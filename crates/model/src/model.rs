@@ -64,7 +64,7 @@ impl Model {
             .sum();
         let kv_value_size = match numerics {
             Numerics::Mlx => activation_dtype(graph.as_ref())?.size(),
-            Numerics::Kernels { kv, .. } => kv.dtype().size(),
+            Numerics::Kernels { kv, .. } => kv.size(),
         };
         let parameters = packed + dense;
         Ok(Self { checkpoint, quantization, numerics, files, graph, parameters, owned_bytes, kv_value_size })

@@ -1,32 +1,40 @@
-use russet_kernels::ops::KvType;
+use std::sync::Arc;
+
+use russet_kernels::ops::{KvBuffer, KvType};
 use russet_mlx::Array;
 
 use super::GROWTH;
+use crate::Result;
 
-/// Rows that are reserved at most; a longer sequence grows its buffers.
-const MAX_RESERVED: i32 = 1 << 13;
-
-/// Keys and values of all tokens as the CPU kernels keep them: `[kv_heads, capacity, head_dim]`, appended
-/// in place.
+/// Keys and values of all tokens as the CPU kernels keep them: appended in place, in memory that grows by
+/// doubling.
 ///
-/// A clone shares the buffers until one of the two is appended to, which then copies.
+/// A clone shares the memory until one of the two is appended to; that one then goes on in a copy.
 #[derive(Clone, Debug)]
 pub struct KernelKvCache {
     kv: KvType,
-    buffers: Option<(Array, Array)>,
+    buffer: Option<KvBuffer>,
+    /// Counts the caches that share `buffer`, which its handles in pending operations do not.
+    sharers: Arc<()>,
+    /// Available once the last rows are written.
+    appended: Option<Array>,
     offset: i32,
-    capacity: i32,
+    reserved: i32,
+}
+
+/// Where a call appends.
+pub(crate) struct Append {
+    pub(crate) buffer: KvBuffer,
+    /// Where the former rows are, if not in `buffer`.
+    pub(crate) copy_from: Option<KvBuffer>,
+    /// What must have run before.
+    pub(crate) after: Option<Array>,
 }
 
 impl KernelKvCache {
     /// An empty cache.
     pub fn new(kv: KvType) -> Self {
-        Self { kv, buffers: None, offset: 0, capacity: 0 }
-    }
-
-    /// What keys and values are kept in.
-    pub fn kv_type(&self) -> KvType {
-        self.kv
+        Self { kv, buffer: None, sharers: Arc::new(()), appended: None, offset: 0, reserved: 0 }
     }
 
     /// Tokens consumed.
@@ -34,46 +42,54 @@ impl KernelKvCache {
         self.offset
     }
 
-    /// Makes the next buffers large enough for `tokens` tokens, so that they need not grow until then. A limit
-    /// that may never be reached takes no memory: no more than 8192 rows are reserved.
+    /// Makes the next buffer large enough for `tokens` tokens, so that it need not grow until then.
     pub fn reserve(&mut self, tokens: i32) {
-        self.capacity = self.capacity.max(round_up(tokens.min(MAX_RESERVED)));
+        self.reserved = self.reserved.max(tokens);
     }
 
-    /// Rows that the buffers shall have for `length` more tokens. Twice as many when they must grow, so that
-    /// the copies of a long sequence add up to no more than its length.
-    pub(crate) fn capacity_for(&mut self, length: i32) -> i32 {
+    /// Where to write `length` more rows of `kv_heads` heads.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub(crate) fn begin_append(&mut self, length: i32, kv_heads: usize, head_dim: usize) -> Result<Append> {
         let needed = self.offset.saturating_add(length);
-        if needed > self.capacity {
-            self.capacity = round_up(needed.max(self.capacity.saturating_mul(2)));
+        let after = self.appended.take();
+        if let Some(buffer) = &self.buffer
+            && Arc::strong_count(&self.sharers) == 1
+            && needed as usize <= buffer.capacity()
+        {
+            return Ok(Append { buffer: buffer.clone(), copy_from: None, after });
         }
-        self.capacity
+        let former = self.buffer.as_ref().map_or(0, KvBuffer::capacity);
+        let full = former < needed as usize;
+        let grown = if full && self.offset > 0 { former.saturating_mul(2) } else { former };
+        let rows = grown.max(needed as usize).max(self.reserved as usize).next_multiple_of(GROWTH as usize);
+        let buffer = KvBuffer::new(self.kv, kv_heads, rows, head_dim)?;
+        let copy_from = self.buffer.replace(buffer.clone()).filter(|_| self.offset > 0);
+        self.sharers = Arc::new(());
+        Ok(Append { buffer, copy_from, after })
     }
 
-    /// The buffers, to be appended to.
-    pub(crate) fn take(&mut self) -> Option<(Array, Array)> {
-        self.buffers.take()
-    }
-
-    /// The buffers with `length` more rows.
-    pub(crate) fn put(&mut self, keys: Array, values: Array, length: i32) {
-        self.buffers = Some((keys, values));
+    /// Notes that `length` rows will have been written when `appended` is available.
+    pub(crate) fn end_append(&mut self, appended: Array, length: i32) {
+        self.appended = Some(appended);
         self.offset += length;
     }
 
-    /// The buffers, unused rows included.
+    /// What is available once all rows are written.
     pub fn arrays(&self) -> Vec<Array> {
-        self.buffers.iter().flat_map(|(k, v)| [k.clone(), v.clone()]).collect()
+        self.appended.iter().cloned().collect()
     }
 
-    /// Forgets the last `count` tokens; their rows stay in the buffers until overwritten.
+    /// Bytes of the memory, unused rows included.
+    pub fn nbytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, KvBuffer::nbytes)
+    }
+
+    /// Forgets the last `count` tokens; their rows stay in the buffer until overwritten.
     pub fn trim(&mut self, count: i32) -> i32 {
         let count = count.clamp(0, self.offset);
         self.offset -= count;
         count
     }
-}
-
-fn round_up(rows: i32) -> i32 {
-    rows.max(1).saturating_add(GROWTH - 1) / GROWTH * GROWTH
 }

@@ -61,7 +61,7 @@ impl Cache {
 
     /// Bytes of the buffers, unused rows included.
     pub fn nbytes(&self) -> usize {
-        self.arrays().iter().map(Array::nbytes).sum()
+        self.layers.iter().map(LayerCache::nbytes).sum()
     }
 }
 
@@ -96,7 +96,15 @@ impl LayerCache {
         }
     }
 
-    /// The buffers, if any token was consumed.
+    /// Bytes of the buffers, unused rows included.
+    pub fn nbytes(&self) -> usize {
+        match self {
+            Self::Full(_) | Self::Rotating(_) => self.arrays().iter().map(Array::nbytes).sum(),
+            Self::Kernel(cache) => cache.nbytes(),
+        }
+    }
+
+    /// The arrays whose evaluation completes the state: the buffers, if any token was consumed.
     pub fn arrays(&self) -> Vec<Array> {
         match self {
             Self::Full(cache) => cache.arrays(),

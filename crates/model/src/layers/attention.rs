@@ -87,21 +87,24 @@ impl Attention {
     ) -> Result<Array> {
         if let (Some((ops, output)), LayerCache::Kernel(cache)) = (self.o_proj.kernel(), &mut *cache) {
             let length = queries.dim(1)?;
+            let (kv_heads, head_dim) = (self.sizes.kv_heads as usize, self.sizes.head_dim as usize);
+            let offset = cache.offset() as usize;
+            let append = cache.begin_append(length, kv_heads, head_dim)?;
             let kernel_call = ops::AttentionCall {
                 output: output.clone(),
                 heads: self.sizes.heads as usize,
-                kv_heads: self.sizes.kv_heads as usize,
-                head_dim: self.sizes.head_dim as usize,
+                kv_heads,
+                head_dim,
                 scale: self.scale,
                 window: call.window.map(|w| w as usize),
                 rotations: call.rotations.clone(),
                 traditional: call.rope.is_traditional(),
-                offset: cache.offset() as usize,
-                capacity: cache.capacity_for(length) as usize,
-                kv: cache.kv_type(),
+                cache: append.buffer,
+                copy_from: append.copy_from,
+                offset,
             };
-            let out = ops.attention(kernel_call, [queries, keys, values], residual, cache.take())?;
-            cache.put(out.keys, out.values, length);
+            let out = ops.attention(kernel_call, [queries, keys, values], residual, append.after)?;
+            cache.end_append(out.appended, length);
             return Ok(out.hidden);
         }
         if self.o_proj.kernel().is_some() || matches!(cache, LayerCache::Kernel(_)) {
