@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use russet_engine::evaluate::Recording;
 use russet_engine::{Sampling, StepOptions, Steps};
@@ -72,13 +73,20 @@ fn difference(actual: &BTreeMap<String, Array>, expected: &Reference) -> Option<
 }
 
 /// Runs the cases on all cores, each thread with its own models; returns what failed.
-fn failures(oracle: &'static Oracle, cases: Vec<Case>) -> Vec<String> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // Contiguous parts: neighbouring cases share a checkpoint.
-    let part = cases.len().div_ceil(threads);
+fn failures(oracle: &'static Oracle, cases: &[Case]) -> Vec<String> {
+    // Neighbours that share a checkpoint stay together; threads take the next group when they are free.
+    let groups: Vec<&[Case]> = cases.chunk_by(|a, b| a.fixture == b.fixture).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut failures = Vec::new();
+        while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+            failures.extend(part_failures(oracle, group));
+        }
+        failures
+    };
     std::thread::scope(|scope| {
-        let handles: Vec<_> =
-            cases.chunks(part).map(|part| scope.spawn(move || part_failures(oracle, part))).collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         handles.into_iter().flat_map(|h| h.join().unwrap()).collect()
     })
 }
@@ -113,7 +121,7 @@ fn part_failures(oracle: &Oracle, cases: &[Case]) -> Vec<String> {
 fn assert_parity(cases: Vec<Case>) {
     let Some(oracle) = Oracle::get() else { return };
     let count = cases.len();
-    let failures = failures(oracle, cases);
+    let failures = failures(oracle, &cases);
     assert!(failures.is_empty(), "{} of {count} cases differ:\n{}", failures.len(), failures.join("\n"));
 }
 

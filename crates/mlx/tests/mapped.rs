@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use russet_mlx::{Array, Dtype, MappedFile, Quantization, QuantizationMode, Quantized, memory};
+use russet_mlx::{Array, Dtype, MappedFile, Quantization, QuantizationMode, Quantized};
 
 /// A file with `prefix` bytes of padding before `data`.
 fn file(prefix: usize, data: &[u8]) -> (tempfile::NamedTempFile, MappedFile) {
@@ -15,21 +15,6 @@ fn file(prefix: usize, data: &[u8]) -> (tempfile::NamedTempFile, MappedFile) {
 
 fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-#[test]
-fn mapped_arrays_use_no_memory_of_mlx() {
-    if !MappedFile::is_zero_copy() {
-        return;
-    }
-    let values: Vec<f32> = (0..1 << 18).map(|i| i as f32).collect();
-    let (_file, map) = file(64, &bytes(&values));
-    let before = memory::active();
-    let x = map.array(64, [1 << 18], Dtype::F32).unwrap();
-    x.eval().unwrap();
-    assert_eq!(memory::active(), before);
-    assert_eq!(x.as_slice::<f32>().unwrap().as_ptr().cast(), map.bytes()[64..].as_ptr());
-    assert_eq!(x.to_vec::<f32>().unwrap(), values);
 }
 
 #[test]
