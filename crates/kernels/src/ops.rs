@@ -294,11 +294,6 @@ impl Ops {
         self.cpu.pool().threads()
     }
 
-    /// The instruction set in use.
-    pub fn instruction_set(&self) -> cpu::Isa {
-        self.cpu.isa()
-    }
-
     /// Copies quantized matrices into memory of their own in a form that is faster to read. The pages of
     /// the files that were read for that are given back.
     ///

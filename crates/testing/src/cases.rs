@@ -165,8 +165,8 @@ fn llama_features() -> Vec<(&'static str, FixtureSpec)> {
 
 /// Greedy decoding with every kind of llama checkpoint.
 ///
-/// Every format with every dtype at every prompt length (with float16 the longest only at some widths), every other
-/// feature with every dtype at some lengths, and prefill in chunks. Consecutive cases mostly share their fixture.
+/// Every format with every dtype at every prompt length, every other feature with every dtype at some lengths, and
+/// prefill in chunks. Consecutive cases mostly share their fixture.
 pub fn llama_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS {
@@ -177,13 +177,7 @@ pub fn llama_cases() -> Vec<Case> {
                 fixture =
                     FixtureSpec { hidden: 128, layers: 1, ..fixture }.with("intermediate_size", json!(128));
             }
-            let slow =
-                dtype == Float::Float16 && matches!(format, Format::Affine { bits: 2 | 3 | 5 | 6 | 8, .. });
             for count in SHORT.into_iter().chain(LONG) {
-                // MLX's float16 matmul takes seconds there, and the widths differ in unpacking alone.
-                if slow && LONG.contains(&count) {
-                    continue;
-                }
                 cases.push(case(format!("{dtype:?} {name}, {count} tokens"), fixture.clone(), count));
             }
         }
