@@ -134,6 +134,10 @@ ARCHS = {
     "gemma4-moe": (128, 6, lambda h, l: _gemma4(
         h, l, [S, S, F], attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True,
         num_experts=8, top_k_experts=2, moe_intermediate_size=64), "gemma"),
+    "gemma4-text": (128, 8, lambda h, l: _gemma4(
+        h, l, [S, F], num_kv_shared_layers=max(2, l // 2), hidden_size_per_layer_input=64)["text_config"], "gemma"),
+    "gemma4-unified": (128, 6, lambda h, l: dict(_gemma4(
+        h, l, [S, S, F], attention_k_eq_v=True, num_global_key_value_heads=1), model_type="gemma4_unified"), "gemma"),
     "minicpm5": (128, 4, lambda h, l: dict(
         _base(h, l, model_type="llama", architectures=["LlamaForCausalLM"], head_dim=64,
               tie_word_embeddings=False, rms_norm_eps=1e-5)), "minicpm5"),

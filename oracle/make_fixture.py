@@ -24,7 +24,7 @@ from fixture_tokenizer import write_tokenizer
 
 # What is made when a specification does not say otherwise.
 DEFAULTS = dict(seed=0, dtype="bfloat16", bits=0, group=None, mode="affine", mixed=False, layers=None, hidden=None,
-                set={}, shards=1)
+                set={}, shards=1, hub=False)
 
 
 def randomise(model, dtype, plus_one=False):
@@ -73,9 +73,9 @@ def quantize(model, config, bits, group, mode, mixed):
             return base
         if "embed_tokens" in path or path.endswith("lm_head"):
             return dict(other)
-        if path.endswith(".0.mlp.down_proj"):
+        if path.endswith((".0.mlp.down_proj", ".0.mlp.switch_mlp.down_proj", ".0.experts.switch_glu.down_proj")):
             return dict(other, mode="affine")
-        if path.endswith(".1.mlp.up_proj"):
+        if path.endswith((".1.mlp.up_proj", ".1.experts.switch_glu.up_proj", ".2.mlp.switch_mlp.up_proj")):
             unrecorded.append(path)
             return dict(other)
         if path.endswith(".1.mlp.gate_proj"):
@@ -95,6 +95,42 @@ def quantize(model, config, bits, group, mode, mixed):
         del config["quantization"][path]
     mx.eval(model.parameters())
     return config
+
+
+def hub_layout(arch, weights, config):
+    """`weights` as an unconverted upstream checkpoint names and stacks them, with tensors that mlx-lm drops at load."""
+    def rename(name, old, new):
+        return name.replace(old, new, 1) if name.startswith(old) else name
+
+    nested = "text_config" in config
+    out = {rename(k, "language_model.model.", "model.language_model.") if nested else k: v
+           for k, v in weights.items()}
+    fused = ".experts.switch_glu." if arch.startswith("gemma4") else ".switch_mlp."
+    for k in [k for k in out if k.endswith(f"{fused}gate_proj.weight")]:
+        base = k.removesuffix(f"{fused}gate_proj.weight")
+        gate, up, down = (out.pop(f"{base}{fused}{n}_proj.weight") for n in ["gate", "up", "down"])
+        if arch == "qwen3_moe":
+            for name, stack in [("gate", gate), ("up", up), ("down", down)]:
+                for e in range(stack.shape[0]):
+                    out[f"{base}.experts.{e}.{name}_proj.weight"] = mx.contiguous(stack[e])
+        else:
+            out[f"{base}.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
+            out[f"{base}.experts.down_proj"] = down
+    if arch.startswith("gemma4"):
+        text = config.get("text_config", config)
+        n = text["num_hidden_layers"]
+        prefix = "model.language_model.layers" if nested else "model.layers"
+        dropped = [f"{prefix}.{n - 1}.self_attn.rotary_emb.inv_freq", f"{prefix}.0.mlp.gate_proj.input_max"]
+        # Layers that share keys and values have their own too, unused.
+        for i in range(n - text["num_kv_shared_layers"], n):
+            dropped += [f"{prefix}.{i}.self_attn.{m}.weight" for m in ["k_proj", "v_proj", "k_norm"]]
+        if nested:
+            dropped += [f"model.{m}.weight" for m in [
+                "vision_tower.patch_embedder.input_proj", "audio_tower.layers.0.norm_out",
+                "embed_vision.embedding_projection", "embed_audio.embedding_projection", "vision_embedder.patch",
+                "multi_modal_projector.linear"]]
+        out |= {name: mx.random.normal((4, 4)) for name in dropped}
+    return out
 
 
 def save_weights(out, weights, shards):
@@ -119,6 +155,8 @@ def make_fixture(out, spec):
     if unknown:
         raise ValueError(f"unknown fixture options {sorted(unknown)}")
     s = argparse.Namespace(**{**DEFAULTS, **spec})
+    if s.hub and (s.bits or s.mode != "affine"):
+        raise ValueError("the layout of the hub is that of dense checkpoints")
     if s.arch not in ARCHS:
         raise ValueError(f"unknown architecture {s.arch}; known are {', '.join(ARCHS)}")
     hidden, layers, build, family = ARCHS[s.arch]
@@ -140,7 +178,10 @@ def make_fixture(out, spec):
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    save_weights(out, dict(tree_flatten(model.parameters())), s.shards)
+    weights = dict(tree_flatten(model.parameters()))
+    if s.hub:
+        weights = hub_layout(s.arch, weights, config)
+    save_weights(out, weights, s.shards)
     eos = write_tokenizer(out, family)
     config.update(torch_dtype=s.dtype, dtype=s.dtype, eos_token_id=eos)
     (out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
@@ -164,6 +205,7 @@ def main():
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON",
                    help="set a key of the (text) config, repeatable")
     p.add_argument("--shards", type=int)
+    p.add_argument("--hub", action="store_true", default=None, help="the layout before conversion (dense weights only)")
     a = vars(p.parse_args())
     if a.pop("list"):
         print("\n".join(ARCHS))

@@ -53,6 +53,8 @@ pub struct FixtureSpec {
     pub mixed: bool,
     /// Number of safetensors files.
     pub shards: u32,
+    /// Whether tensors have the names and shapes of an unconverted checkpoint.
+    pub hub: bool,
     /// Number of layers.
     pub layers: u32,
     /// Hidden size.
@@ -71,6 +73,7 @@ impl FixtureSpec {
             format: Format::default(),
             mixed: false,
             shards: 1,
+            hub: false,
             layers: 2,
             hidden: 64,
             set: Map::new(),
@@ -96,7 +99,8 @@ impl Serialize for FixtureSpec {
         };
         json!({
             "arch": self.arch, "seed": self.seed, "dtype": self.dtype, "mode": mode, "bits": bits, "group": group,
-            "mixed": self.mixed, "shards": self.shards, "layers": self.layers, "hidden": self.hidden, "set": self.set,
+            "mixed": self.mixed, "shards": self.shards, "hub": self.hub, "layers": self.layers,
+            "hidden": self.hidden, "set": self.set,
         })
         .serialize(serializer)
     }
