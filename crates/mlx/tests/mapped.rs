@@ -68,6 +68,25 @@ fn ranges_outside_the_file_are_refused() {
 }
 
 #[test]
+fn parts_lie_in_memory_as_in_a_file() {
+    let (a, b) = (bytes(&[1.0, 2.0]), bytes(&[3.0, 4.0, 5.0, 6.0]));
+    let map = MappedFile::of_parts(&[&a, &[], &b]).unwrap();
+    let x = map.array(MappedFile::PARTS, [3, 2], Dtype::F32).unwrap();
+    let slice = map.slice(MappedFile::PARTS, 24).unwrap();
+    drop(map);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    // There is no file to read the bytes from again.
+    slice.release();
+    assert_eq!(slice.bytes(), [a, b].concat());
+    assert!(MappedFile::of_parts(&[]).unwrap().slice(MappedFile::PARTS, 0).is_ok());
+    // Longer than a page, which releasing would drop.
+    let map = MappedFile::of_parts(&[&[7; 1 << 20]]).unwrap();
+    let slice = map.slice(MappedFile::PARTS, 1 << 20).unwrap();
+    slice.release();
+    assert!(slice.bytes().iter().all(|&b| b == 7));
+}
+
+#[test]
 fn contiguous_reads_the_size_header_without_harm() {
     let (_file, map) = file(8, &bytes(&[1.0, 2.0, 3.0, 4.0]));
     let x = map.array(8, [2, 2], Dtype::F32).unwrap();

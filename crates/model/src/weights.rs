@@ -1,3 +1,5 @@
+mod layout;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
@@ -212,6 +214,11 @@ pub struct Weights {
 const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
 impl Weights {
+    /// The names of the tensors that are left.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// The array of this name without taking it.
     pub fn get(&self, name: &str) -> Option<&Array> {
         self.tensors.get(name).map(|t| &t.array)
