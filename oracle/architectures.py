@@ -190,3 +190,6 @@ ARCHS = {
         _base(h, l, model_type="starcoder2", norm_epsilon=1e-5, tie_word_embeddings=True)), "qwen"),
 }
 PLUS_ONE = {"gemma", "gemma2"}  # norms stored as (weight - 1)
+# Model types whose classes drop these tensors of upstream checkpoints.
+DROPS_INV_FREQ = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "olmo2"}
+DROPS_TIED_HEAD = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "qwen3", "granite"}

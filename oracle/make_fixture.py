@@ -19,12 +19,12 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from architectures import ARCHS, PLUS_ONE
+from architectures import ARCHS, DROPS_INV_FREQ, DROPS_TIED_HEAD, PLUS_ONE
 from fixture_tokenizer import write_tokenizer
 
 # What is made when a specification does not say otherwise.
 DEFAULTS = dict(seed=0, dtype="bfloat16", bits=0, group=None, mode="affine", mixed=False, layers=None, hidden=None,
-                set={}, shards=1, hub=False)
+                set={}, unset=[], shards=1, hub=False)
 
 
 def randomise(model, dtype, plus_one=False):
@@ -130,6 +130,10 @@ def hub_layout(arch, weights, config):
                 "embed_vision.embedding_projection", "embed_audio.embedding_projection", "vision_embedder.patch",
                 "multi_modal_projector.linear"]]
         out |= {name: mx.random.normal((4, 4)) for name in dropped}
+    if config["model_type"] in DROPS_INV_FREQ:
+        out["model.layers.0.self_attn.rotary_emb.inv_freq"] = mx.random.normal((4,))
+    if config["model_type"] in DROPS_TIED_HEAD and config.get("tie_word_embeddings", True):
+        out["lm_head.weight"] = mx.random.normal(out["model.embed_tokens.weight"].shape)
     return out
 
 
@@ -164,6 +168,8 @@ def make_fixture(out, spec):
     for key, value in s.set.items():
         target = config["text_config"] if key in config.get("text_config", {}) else config
         target[key] = value
+    for key in s.unset:
+        config.pop(key)
     dtype = getattr(mx, s.dtype)
     mx.random.seed(s.seed)
 
@@ -204,6 +210,7 @@ def main():
     p.add_argument("--hidden", type=int)
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON",
                    help="set a key of the (text) config, repeatable")
+    p.add_argument("--unset", action="append", metavar="KEY", help="leave a key of the config out, repeatable")
     p.add_argument("--shards", type=int)
     p.add_argument("--hub", action="store_true", default=None, help="the layout before conversion (dense weights only)")
     a = vars(p.parse_args())

@@ -9,7 +9,7 @@ use russet_engine::evaluate::Recording;
 use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
 use russet_model::{CpuOptions, Fidelity, Model, Tier};
-use russet_testing::{Case, Oracle, Reference, ReferenceSpec, llama_cases, sampling_cases};
+use russet_testing::{Case, Oracle, Reference, ReferenceSpec, dense_cases, llama_cases, sampling_cases};
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
     let (s, p) = (&spec.sampling, &spec.processors);
@@ -128,6 +128,11 @@ fn assert_parity(cases: Vec<Case>) {
 #[test]
 fn llama_equals_the_reference_bit_for_bit() {
     assert_parity(llama_cases());
+}
+
+#[test]
+fn other_dense_families_equal_the_reference_bit_for_bit() {
+    assert_parity(dense_cases());
 }
 
 #[test]

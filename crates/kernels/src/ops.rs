@@ -104,6 +104,42 @@ impl Matrix {
         Ok(self)
     }
 
+    /// The matrices of the first `rows[0]` outputs, of the `rows[1]` outputs after them, and so on. Biases are
+    /// not split.
+    ///
+    /// # Errors
+    /// When the numbers do not add up to the outputs, or there is a bias.
+    pub fn split<const N: usize>(self, rows: [usize; N]) -> Result<[Self; N]> {
+        let total = self.rows();
+        if rows.iter().sum::<usize>() != total || rows.contains(&0) || self.bias.is_some() {
+            return Err(Error::new(format!("a matrix of {total} outputs can't be split into {rows:?}")));
+        }
+        let mut start = 0;
+        let parts = rows.iter().map(|&count| {
+            // Rows of all parts of a matrix follow one another without gaps.
+            let part = |whole: &MappedSlice| {
+                let row = whole.bytes().len() / total;
+                whole.part(start * row, count * row)
+            };
+            let matrix = match &self.storage {
+                Storage::Dense { float, columns, values, .. } => {
+                    Self::dense(*float, count, *columns, part(values)?)
+                }
+                Storage::Quantized(stored) => Self::quantized(StoredQuantized {
+                    rows: count,
+                    codes: part(&stored.codes)?,
+                    scales: part(&stored.scales)?,
+                    biases: stored.biases.as_ref().map(part).transpose()?,
+                    ..stored.clone()
+                }),
+            };
+            start += count;
+            matrix
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        parts.try_into().map_err(|_| Error::new("a matrix was split into too few parts"))
+    }
+
     /// Outputs.
     pub fn rows(&self) -> usize {
         match &self.storage {
@@ -159,13 +195,64 @@ enum Kind {
     Floats,
 }
 
-/// A root-mean-square norm.
+/// A norm of rows as wide as its gain.
 #[derive(Debug)]
-pub struct Norm {
-    /// The gain.
-    pub weight: Vec<f32>,
-    /// Added to the mean square.
-    pub eps: f32,
+pub enum Norm {
+    /// Root-mean-square.
+    Rms {
+        /// The gain.
+        weight: Vec<f32>,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Layer normalization.
+    Layer {
+        /// The gain.
+        weight: Vec<f32>,
+        /// Added to the result.
+        bias: Vec<f32>,
+        /// Added to the variance.
+        eps: f32,
+    },
+}
+
+impl Norm {
+    fn run(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) -> Result<()> {
+        match self {
+            Self::Rms { weight, eps } => cpu::rms_norm(cpu, x, weight.len(), Some(weight), *eps, out),
+            Self::Layer { weight, bias, eps } => {
+                cpu::layer_norm(cpu, x, weight.len(), Some(weight), Some(bias), *eps, out)
+            }
+        }
+        .map_err(error)
+    }
+}
+
+/// How a product `y` joins the hidden states `x`.
+#[derive(Clone, Debug)]
+pub enum Residual {
+    /// `x + y`
+    Plain,
+    /// `x + norm(y)`
+    Norm(Arc<Norm>),
+    /// `x + y * factor`
+    Scaled(f32),
+}
+
+/// Arguments of [`Ops::mlp`].
+pub struct MlpCall {
+    /// Norm of the input, if any.
+    pub norm: Option<Arc<Norm>>,
+    /// The projection that is activated.
+    pub inner: Arc<Matrix>,
+    /// The projection that it then multiplies, if any.
+    pub gated: Option<Arc<Matrix>>,
+    /// The projection of the result.
+    pub output: Arc<Matrix>,
+    /// The activation.
+    pub activation: Activation,
+    /// How the output joins the input.
+    pub residual: Residual,
 }
 
 /// Codes that are interleaved into one piece of memory: enough for huge pages, little enough that file and
@@ -174,6 +261,8 @@ const INTERLEAVE_BATCH: usize = 16 << 20;
 
 /// Arguments of [`Ops::attention`].
 pub struct AttentionCall {
+    /// Norms of queries and of keys, of a head each or of all heads, by their widths.
+    pub qk_norms: Option<[Arc<Norm>; 2]>,
     /// The projection of the attention's output.
     pub output: Arc<Matrix>,
     /// Query heads.
@@ -184,6 +273,8 @@ pub struct AttentionCall {
     pub head_dim: usize,
     /// Factor of the scores.
     pub scale: f32,
+    /// Where given, scores `s` become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
     /// A query sees this many keys; all up to its own where absent.
     pub window: Option<usize>,
     /// Rotations of the new positions, if any.
@@ -196,6 +287,8 @@ pub struct AttentionCall {
     pub copy_from: Option<KvBuffer>,
     /// Rows before the new ones.
     pub offset: usize,
+    /// How the output joins the hidden states.
+    pub residual: Residual,
 }
 
 /// The type that keys and values are kept in.
@@ -276,7 +369,7 @@ fn zeroed<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
 
 /// What [`Ops::attention`] returns.
 pub struct AttentionOutput {
-    /// Residual plus projected attention, `[1, seq, hidden]`.
+    /// The hidden states with the projected attention added, `[1, seq, hidden]`.
     pub hidden: Array,
     /// Available once the cache has the new rows. The next call on the cache takes it, so that graphs run in
     /// order.
@@ -360,29 +453,18 @@ impl Ops {
         one(custom(op, std::slice::from_ref(x), vec![OutputSpec::new(x.shape(), Dtype::F32)])?)
     }
 
-    /// `x + down(activation(gate(n)) * up(n))` with `n = norm(x)`.
-    pub fn gated_mlp(
-        self: &Arc<Self>,
-        x: &Array,
-        norm: &Arc<Norm>,
-        [gate, up, down]: [&Arc<Matrix>; 3],
-        activation: Activation,
-    ) -> Result<Array> {
-        if gate.rows() != up.rows() || gate.rows() != down.columns() {
-            return Err(Error::new("gate, up and down projections do not fit"));
+    /// `x` with `output(activation(inner(n)) * gated(n))` added, where `n = norm(x)`.
+    pub fn mlp(self: &Arc<Self>, x: &Array, call: MlpCall) -> Result<Array> {
+        let width = call.inner.rows();
+        if call.output.columns() != width || call.gated.as_ref().is_some_and(|m| m.rows() != width) {
+            return Err(Error::new("the projections of an MLP do not fit"));
         }
-        let op = GatedMlp {
-            ops: self.clone(),
-            norm: norm.clone(),
-            gate: gate.clone(),
-            up: up.clone(),
-            down: down.clone(),
-            activation,
-        };
+        let op = Mlp { ops: self.clone(), call };
         one(custom(op, std::slice::from_ref(x), vec![OutputSpec::in_place(x.shape(), Dtype::F32, 0)])?)
     }
 
-    /// Rotates queries and keys, appends keys and values to the cache, attends, projects and adds `residual`.
+    /// Normalizes and rotates queries and keys, appends keys and values to the cache, attends, projects, and adds
+    /// to `hidden`.
     ///
     /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`; `after` is what the previous call on the
     /// cache returned as `appended`.
@@ -390,13 +472,13 @@ impl Ops {
         self: &Arc<Self>,
         call: AttentionCall,
         [queries, keys, values]: [&Array; 3],
-        residual: &Array,
+        hidden: &Array,
         after: Option<Array>,
     ) -> Result<AttentionOutput> {
-        let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), residual.clone()];
+        let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), hidden.clone()];
         inputs.extend(after);
         let outputs =
-            vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 3), OutputSpec::new(vec![1], Dtype::U32)];
+            vec![OutputSpec::in_place(hidden.shape(), Dtype::F32, 3), OutputSpec::new(vec![1], Dtype::U32)];
         let op = Attend { ops: self.clone(), call };
         let [hidden, appended] = <[Array; 2]>::try_from(custom(op, &inputs, outputs)?)
             .map_err(|_| Error::new("attention returned too few arrays"))?;
@@ -469,12 +551,11 @@ fn normalized<'a>(
     ops: &Ops,
     norm: Option<&Norm>,
     x: &'a [f32],
-    columns: usize,
     buffer: &'a mut Vec<f32>,
 ) -> Result<&'a [f32]> {
     let Some(norm) = norm else { return Ok(x) };
     let out = take(buffer, x.len());
-    cpu::rms_norm(&ops.cpu, x, columns, Some(&norm.weight), norm.eps, out).map_err(error)?;
+    norm.run(&ops.cpu, x, out)?;
     Ok(out)
 }
 
@@ -505,7 +586,7 @@ impl CpuOp for Project {
         let columns = self.matrices.first().map_or(0, |m| m.columns());
         let rows = rows_of(x, columns)?;
         SCRATCH.with_borrow_mut(|scratch| {
-            let x = normalized(&self.ops, self.norm.as_deref(), x, columns, &mut scratch.normalized)?;
+            let x = normalized(&self.ops, self.norm.as_deref(), x, &mut scratch.normalized)?;
             let mut products = self
                 .matrices
                 .iter()
@@ -525,55 +606,68 @@ struct Normalize {
 impl CpuOp for Normalize {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let ([x], [out]) = (inputs, outputs) else { return Err(wrong_count()) };
-        let Norm { weight, eps } = &*self.norm;
-        let out = out.as_mut_slice()?;
-        cpu::rms_norm(&self.ops.cpu, x.as_slice()?, weight.len(), Some(weight), *eps, out).map_err(error)
+        self.norm.run(&self.ops.cpu, x.as_slice()?, out.as_mut_slice()?)
     }
 }
 
-struct GatedMlp {
+struct Mlp {
     ops: Arc<Ops>,
-    norm: Arc<Norm>,
-    gate: Arc<Matrix>,
-    up: Arc<Matrix>,
-    down: Arc<Matrix>,
-    activation: Activation,
+    call: MlpCall,
 }
 
-impl CpuOp for GatedMlp {
+impl CpuOp for Mlp {
     fn run(&self, _: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         // The output starts as the input.
         let [x] = outputs else { return Err(wrong_count()) };
-        let (columns, width) = (self.gate.columns(), self.gate.rows());
+        let MlpCall { norm, inner, gated, output, activation, residual } = &self.call;
+        let cpu = &self.ops.cpu;
+        let width = inner.rows();
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { prepared, normalized: buffer, first, second, third } = scratch;
             let input = x.as_mut_slice::<f32>()?;
-            let rows = rows_of(input, columns)?;
-            let (gate, up) = (take(first, rows * width), take(second, rows * width));
-            let input = normalized(&self.ops, Some(&self.norm), input, columns, buffer)?;
-            let mut products = [(&*self.gate, &mut *gate), (&*self.up, &mut *up)];
-            self.ops.multiply(input, rows, prepared, &mut products)?;
-            let inner = take(third, rows * width);
-            cpu::gated(&self.ops.cpu, self.activation, gate, up, width, width, inner).map_err(error)?;
-            add_product(&self.ops, &self.down, inner, prepared, buffer, x)
+            let rows = rows_of(input, inner.columns())?;
+            let input = normalized(&self.ops, norm.as_deref(), input, buffer)?;
+            let (inner_product, activated) = (take(first, rows * width), take(third, rows * width));
+            match gated {
+                None => {
+                    self.ops.multiply(input, rows, prepared, &mut [(inner, &mut *inner_product)])?;
+                    cpu::activate(cpu, *activation, inner_product, activated).map_err(error)?;
+                }
+                Some(gated) => {
+                    let up = take(second, rows * width);
+                    let mut products = [(&**inner, &mut *inner_product), (&**gated, &mut *up)];
+                    self.ops.multiply(input, rows, prepared, &mut products)?;
+                    cpu::gated(cpu, *activation, inner_product, up, width, width, activated)
+                        .map_err(error)?;
+                }
+            }
+            add_product(&self.ops, (output, residual), activated, prepared, [buffer, first], x)
         })
     }
 }
 
-/// `out += matrix(x)`.
+/// Adds the product of `matrix` with `x` to `out`, in the way that stands beside the matrix.
 fn add_product(
     ops: &Ops,
-    matrix: &Matrix,
+    (matrix, residual): (&Matrix, &Residual),
     x: &[f32],
     prepared: &mut PreparedInput,
-    buffer: &mut Vec<f32>,
+    [buffer, spare]: [&mut Vec<f32>; 2],
     out: &mut Output<'_>,
 ) -> Result<()> {
     let rows = rows_of(x, matrix.columns())?;
     let product = take(buffer, rows * matrix.rows());
     ops.multiply(x, rows, prepared, &mut [(matrix, &mut *product)])?;
     let out = out.as_mut_slice::<f32>()?;
-    out.iter_mut().zip(product).for_each(|(y, p)| *y += *p);
+    match residual {
+        Residual::Plain => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p),
+        Residual::Scaled(factor) => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p * factor),
+        Residual::Norm(norm) => {
+            let normalized = take(spare, product.len());
+            norm.run(&ops.cpu, product, normalized)?;
+            out.iter_mut().zip(normalized).for_each(|(y, p)| *y += *p);
+        }
+    }
     Ok(())
 }
 
@@ -658,9 +752,17 @@ impl Attend {
 
         SCRATCH.with_borrow_mut(|scratch| {
             let rotated_queries = take(&mut scratch.first, queries.len());
-            rotated_queries.copy_from_slice(queries);
             let rotated_keys = take(&mut scratch.second, keys.len());
-            rotated_keys.copy_from_slice(keys);
+            match &call.qk_norms {
+                Some([q_norm, k_norm]) => {
+                    q_norm.run(&self.ops.cpu, queries, rotated_queries)?;
+                    k_norm.run(&self.ops.cpu, keys, rotated_keys)?;
+                }
+                None => {
+                    rotated_queries.copy_from_slice(queries);
+                    rotated_keys.copy_from_slice(keys);
+                }
+            }
             if let Some(rotations) = &call.rotations {
                 for (x, heads, width) in [
                     (&mut *rotated_queries, call.heads, q_width),
@@ -693,12 +795,13 @@ impl Attend {
                 head_dim: call.head_dim,
                 value_dim: call.head_dim,
                 scale: call.scale,
-                softcap: None,
+                softcap: call.softcap,
                 mask: call.window.map_or(Mask::Causal, Mask::Window),
             };
             cpu::attention(&self.ops.cpu, &args, attended, (call.head_dim, q_width)).map_err(error)?;
-            let (prepared, buffer) = (&mut scratch.prepared, &mut scratch.normalized);
-            add_product(&self.ops, &call.output, attended, prepared, buffer, hidden)
+            let buffers = [&mut scratch.normalized, &mut scratch.first];
+            let output = (&*call.output, &call.residual);
+            add_product(&self.ops, output, attended, &mut scratch.prepared, buffers, hidden)
         })
     }
 }

@@ -119,6 +119,19 @@ impl MappedSlice {
         &self.map[self.offset..self.offset + self.length]
     }
 
+    /// `length` of the bytes, from `offset`.
+    ///
+    /// # Errors
+    /// When the range is not inside the slice.
+    pub fn part(&self, offset: usize, length: usize) -> Result<Self> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.length => {
+                Ok(Self { offset: self.offset + offset, length, ..self.clone() })
+            }
+            _ => Err(Error::new(format!("bytes {offset}..+{length} are outside of {self:?}"))),
+        }
+    }
+
     /// Tells the system that the bytes are not needed soon, so that they no longer count as this
     /// process's memory. Reading them again fetches them from the file.
     pub fn release(&self) {

@@ -94,6 +94,12 @@ impl<'a> Fields<'a> {
         self.convert(field, "true or false", Value::as_bool)
     }
 
+    /// [`Fields::flag`] that must be present.
+    pub fn required_flag(&self, field: &str) -> Result<bool> {
+        let value = self.flag(field)?;
+        self.required(field, value)
+    }
+
     /// A string.
     pub fn text(&self, field: &str) -> Result<Option<&'a str>> {
         self.convert(field, "a string", Value::as_str)

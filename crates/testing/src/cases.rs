@@ -3,6 +3,10 @@
 //! Checkpoints are tiny, because MLX's CPU backend is slow; prompts are long, because caches, masks and position tables
 //! change behaviour with length. The formats are covered in full, the other features each with every dtype.
 
+mod dense;
+
+pub use dense::{dense_cases, dense_families};
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
@@ -515,7 +519,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for cases in [llama_cases(), sampling_cases()] {
+        for cases in [llama_cases(), sampling_cases(), dense_cases()] {
             let names: HashSet<_> = cases.iter().map(|case| &case.name).collect();
             assert_eq!(names.len(), cases.len());
         }

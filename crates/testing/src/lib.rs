@@ -23,7 +23,9 @@ mod reference;
 mod specification;
 mod worker;
 
-pub use cases::{Case, cache_specs, llama_cases, rope_specs, sampler_specs, sampling_cases};
+pub use cases::{
+    Case, cache_specs, dense_cases, dense_families, llama_cases, rope_specs, sampler_specs, sampling_cases,
+};
 pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;
 pub use reference::Reference;

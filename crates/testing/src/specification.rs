@@ -61,6 +61,8 @@ pub struct FixtureSpec {
     pub hidden: u32,
     /// Keys of config.json to set; they win over everything but the dtype and the quantization.
     pub set: Map<String, Value>,
+    /// Keys of config.json to leave out.
+    pub unset: Vec<&'static str>,
 }
 
 impl FixtureSpec {
@@ -77,6 +79,7 @@ impl FixtureSpec {
             layers: 2,
             hidden: 64,
             set: Map::new(),
+            unset: Vec::new(),
         }
     }
 
@@ -84,6 +87,13 @@ impl FixtureSpec {
     #[must_use]
     pub fn with(mut self, key: &str, value: Value) -> Self {
         self.set.insert(key.to_owned(), value);
+        self
+    }
+
+    /// This specification with `key` left out of config.json.
+    #[must_use]
+    pub fn without(mut self, key: &'static str) -> Self {
+        self.unset.push(key);
         self
     }
 }
@@ -100,7 +110,7 @@ impl Serialize for FixtureSpec {
         json!({
             "arch": self.arch, "seed": self.seed, "dtype": self.dtype, "mode": mode, "bits": bits, "group": group,
             "mixed": self.mixed, "shards": self.shards, "hub": self.hub, "layers": self.layers,
-            "hidden": self.hidden, "set": self.set,
+            "hidden": self.hidden, "set": self.set, "unset": self.unset,
         })
         .serialize(serializer)
     }

@@ -1,12 +1,13 @@
 //! Model graphs: one file per family, each read from top to bottom in the order data flows.
 //!
-//! To add an architecture, write its graph (or its descriptor in [`universal_dense`]), add its line to
-//! the table below, and a parity case.
+//! To add an architecture, write its graph (or its description in `universal_dense/families.rs`), add its
+//! line to the table below, and a parity case.
 
-pub mod universal_dense;
+mod universal_dense;
 
 use russet_mlx::Array;
 
+use self::universal_dense::{build as dense, families};
 use crate::layers::Loader;
 use crate::{Cache, Checkpoint, Result};
 
@@ -46,10 +47,20 @@ type Build = fn(&Checkpoint, &mut Loader<'_>) -> Result<Box<dyn Graph>>;
 
 /// `model_type` → the graph that runs it.
 const GRAPHS: &[(&str, Build)] = &[
-    ("iquestcoder", universal_dense::llama),
-    ("llama", universal_dense::llama),
-    ("mistral", universal_dense::llama),
-    ("xverse", universal_dense::llama),
+    ("gemma", |c, l| dense(c, l, families::gemma)),
+    ("gemma2", |c, l| dense(c, l, families::gemma2)),
+    ("glm4", |c, l| dense(c, l, families::glm4)),
+    ("granite", |c, l| dense(c, l, families::granite)),
+    ("iquestcoder", |c, l| dense(c, l, families::llama)),
+    ("llama", |c, l| dense(c, l, families::llama)),
+    ("mistral", |c, l| dense(c, l, families::llama)),
+    ("olmo2", |c, l| dense(c, l, families::olmo2)),
+    ("phi3", |c, l| dense(c, l, families::phi3)),
+    ("qwen2", |c, l| dense(c, l, families::qwen2)),
+    ("qwen3", |c, l| dense(c, l, families::qwen3)),
+    ("smollm3", |c, l| dense(c, l, families::smollm3)),
+    ("starcoder2", |c, l| dense(c, l, families::starcoder2)),
+    ("xverse", |c, l| dense(c, l, families::llama)),
 ];
 
 /// Builds the graph of a checkpoint.

@@ -1,171 +1,202 @@
-//! Dense decoder-only transformers. Reference: `mlx_lm.models.llama`.
+//! Dense decoder-only transformers: one graph, described per family in [`families`].
+//!
+//! The order of operations is that of `mlx_lm.models`; families differ in which norms, biases, multipliers
+//! and caps they have, and in how matrices are stored.
+
+pub(super) mod families;
 
 use russet_mlx::Array;
 
 use super::{Graph, Shape};
 use crate::cache::{Cache, KernelKvCache, KvCache, LayerCache, RotatingKvCache};
 use crate::layers::{
-    Attention, AttentionCall, AttentionSizes, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, project,
+    Activation, Attention, AttentionArgs, AttentionCall, Embedding, GatedMlp, Linear, Loader, MlpArgs, Norm,
+    NormKind, PlainMlp, Projections, QkNorm, Residual, Rope,
 };
-use crate::{Checkpoint, Fields, Numerics, Result};
+use crate::{Checkpoint, Numerics, Result};
+use families::Family;
 
-/// The config of a llama-shaped model, with the reference's defaults.
-struct Args {
+/// A family's graph with the sizes of a config.
+pub(super) struct Args {
     hidden: i32,
-    layers: Vec<LayerType>,
+    layers: Vec<LayerArgs>,
     intermediate: i32,
     heads: i32,
     kv_heads: i32,
     head_dim: i32,
-    norm_eps: f64,
     vocabulary: i32,
     max_positions: Option<i32>,
-    attention_bias: bool,
-    mlp_bias: bool,
+    /// Whether the head is the embedding's table.
     tied: bool,
-    sliding_window: Option<i32>,
+    leftovers: Leftovers,
+
+    norm: NormKind,
+    norm_eps: f64,
+    norms: NormNames,
+    qk_norm: QkNorm,
+
+    qkv: QkvStorage,
+    qkv_bias: bool,
+    output_bias: bool,
+    attention_scale: f64,
+    attention_softcap: Option<f64>,
+
+    mlp: MlpStorage,
+    mlp_bias: bool,
+    activation: Activation,
+
+    embedding_multiplier: Option<f64>,
+    residual_multiplier: Option<f64>,
+    logits: LogitsForm,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LayerType {
-    Full,
-    Sliding,
+#[derive(Clone, Copy)]
+struct LayerArgs {
+    /// A query sees this many keys; all up to its own where absent.
+    window: Option<i32>,
+    /// Whether the layer's cache is a ring of the window's size.
+    rotating: bool,
+    /// Whether queries and keys are rotated.
+    rotary: bool,
 }
 
-impl Args {
-    fn llama(config: &Fields<'_>) -> Result<Self> {
-        check_activation(config)?;
-        let hidden = config.required_size("hidden_size")?;
-        let heads = config.required_size("num_attention_heads")?;
-        let kv_heads = config.size("num_key_value_heads")?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
-            let message = format!("{kv_heads} does not divide num_attention_heads {heads}");
-            return Err(config.error("num_key_value_heads", message));
-        }
-        let head_dim = config.size("head_dim")?.unwrap_or(hidden / heads);
-        if head_dim < 2 || head_dim % 2 != 0 {
-            return Err(config.error("head_dim", format!("{head_dim} is not a positive even number")));
-        }
-        for (field, heads) in [("num_attention_heads", heads), ("num_key_value_heads", kv_heads)] {
-            if heads.checked_mul(head_dim).is_none() {
-                return Err(config.error(field, format!("{heads} × head_dim {head_dim} is too large")));
-            }
-        }
-        let (layers, sliding_window) = layer_types(config)?;
-        Ok(Self {
-            hidden,
-            layers,
-            intermediate: config.required_size("intermediate_size")?,
-            heads,
-            kv_heads,
-            head_dim,
-            norm_eps: config.required_positive("rms_norm_eps")?,
-            vocabulary: config.required_size("vocab_size")?,
-            max_positions: config.size("max_position_embeddings")?,
-            attention_bias: config.flag("attention_bias")?.unwrap_or(false),
-            mlp_bias: config.flag("mlp_bias")?.unwrap_or(false),
-            tied: config.flag("tie_word_embeddings")?.unwrap_or(true),
-            sliding_window,
-        })
-    }
-
-    fn rope(&self, config: &Fields<'_>) -> Result<Rope> {
-        let theta = config.positive("rope_theta")?.unwrap_or(10000.0);
-        let traditional = config.flag("rope_traditional")?.unwrap_or(false);
-        let scaling = config.object("rope_scaling")?;
-        Rope::new(self.head_dim, theta, traditional, scaling.as_ref(), self.max_positions)
-    }
+/// Names of a block's norms, in the order in which they are applied.
+struct NormNames {
+    before_attention: Option<&'static str>,
+    after_attention: Option<&'static str>,
+    before_mlp: Option<&'static str>,
+    after_mlp: Option<&'static str>,
 }
 
-/// The graph computes swiglu whatever the config says; a config that says otherwise is refused.
-fn check_activation(config: &Fields<'_>) -> Result<()> {
-    match config.text("hidden_act")? {
-        None | Some("silu" | "swish") => Ok(()),
-        Some(other) => {
-            let message = format!("'{}' is not supported (supported: silu)", other.escape_debug());
-            Err(config.error("hidden_act", message))
-        }
-    }
+enum QkvStorage {
+    /// `q_proj`, `k_proj`, `v_proj`.
+    Separate,
+    /// `qkv_proj`.
+    Fused,
 }
 
-/// More layers than any model has: a corrupt or hostile file.
-const MAX_LAYERS: i32 = 4096;
+enum MlpStorage {
+    /// `gate_proj`, `up_proj`, `down_proj`.
+    Gated,
+    /// `gate_up_proj`, `down_proj`.
+    FusedGated,
+    /// `c_fc`, `c_proj`.
+    Plain,
+}
 
-fn layer_types(config: &Fields<'_>) -> Result<(Vec<LayerType>, Option<i32>)> {
-    let count = config.required_size("num_hidden_layers")?;
-    if count > MAX_LAYERS {
-        return Err(config.error("num_hidden_layers", format!("{count} is more than {MAX_LAYERS}")));
-    }
-    let Some(names) = config.texts("layer_types")? else {
-        return Ok((vec![LayerType::Full; count as usize], None));
-    };
-    if names.len() != count as usize {
-        let message = format!("has {} entries for {count} layers", names.len());
-        return Err(config.error("layer_types", message));
-    }
-    let types = names
-        .iter()
-        .map(|name| match *name {
-            "full_attention" => Ok(LayerType::Full),
-            "sliding_attention" => Ok(LayerType::Sliding),
-            other => {
-                Err(config.error("layer_types", format!("unknown layer type '{}'", other.escape_debug())))
-            }
-        })
-        .collect::<Result<Vec<_>>>()?;
-    if !types.contains(&LayerType::Full) {
-        return Err(config.error("layer_types", "needs at least one full_attention layer"));
-    }
-    let window = match types.contains(&LayerType::Sliding) {
-        true => Some(config.required_size("sliding_window")?),
-        false => None,
-    };
-    Ok((types, window))
+enum LogitsForm {
+    Plain,
+    /// `logits / scale`
+    Scaled(f64),
+    /// `cap * tanh(logits / cap)`
+    Capped(f64),
+}
+
+/// Tensors that the reference drops when it loads a checkpoint.
+#[derive(Clone, Copy, Default)]
+struct Leftovers {
+    /// `rotary_emb.inv_freq` of attention layers.
+    inverse_frequencies: bool,
+    /// `lm_head.weight` of a tied model.
+    tied_head: bool,
+}
+
+enum Mlp {
+    Gated(GatedMlp),
+    Plain(PlainMlp),
 }
 
 struct Block {
-    input_layernorm: RmsNorm,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    before_attention: Option<Norm>,
+    qkv: Projections<3>,
     attention: Attention,
-    post_attention_layernorm: RmsNorm,
-    mlp: GatedMlp,
+    after_attention: Residual,
+    before_mlp: Option<Norm>,
+    mlp: Mlp,
+    after_mlp: Residual,
 }
 
 impl Block {
-    fn load(loader: &mut Loader<'_>, path: &str, args: &Args) -> Result<Self> {
-        let norm = |loader: &mut Loader<'_>, name: &str| {
-            RmsNorm::load(loader, &format!("{path}.{name}"), args.hidden, args.norm_eps)
+    fn load(loader: &mut Loader<'_>, path: &str, args: &Args, layer: LayerArgs) -> Result<Self> {
+        let norm = |loader: &mut Loader<'_>, name: Option<&str>| {
+            name.map(|name| args.load_norm(loader, &format!("{path}.{name}"))).transpose()
         };
-        let linear = |loader: &mut Loader<'_>, name: &str, heads: i32| {
-            let outputs = heads * args.head_dim;
-            let path = format!("{path}.self_attn.{name}");
-            Linear::load(loader, &path, args.hidden, outputs, args.attention_bias)
+        let residual = |norm: Option<Norm>| match (norm, args.residual_multiplier) {
+            (Some(norm), _) => Residual::Norm(norm),
+            (None, Some(factor)) => Residual::Scaled(factor),
+            (None, None) => Residual::Plain,
         };
-        let sizes = AttentionSizes {
+        let (attention, mlp) = (format!("{path}.self_attn"), format!("{path}.mlp"));
+        let attention_args = AttentionArgs {
             hidden: args.hidden,
             heads: args.heads,
             kv_heads: args.kv_heads,
             head_dim: args.head_dim,
+            scale: args.attention_scale,
+            rotary: layer.rotary,
+            qk_norm: args.qk_norm,
+            softcap: args.attention_softcap,
+            output_bias: args.output_bias,
         };
-        let scale = f64::from(args.head_dim).powf(-0.5);
-        let (attention, mlp) = (format!("{path}.self_attn"), format!("{path}.mlp"));
+        let mlp_args = MlpArgs {
+            hidden: args.hidden,
+            intermediate: args.intermediate,
+            bias: args.mlp_bias,
+            activation: args.activation,
+        };
         Ok(Self {
-            input_layernorm: norm(loader, "input_layernorm")?,
-            q_proj: linear(loader, "q_proj", args.heads)?,
-            k_proj: linear(loader, "k_proj", args.kv_heads)?,
-            v_proj: linear(loader, "v_proj", args.kv_heads)?,
-            attention: Attention::load(loader, &attention, sizes, scale, args.attention_bias)?,
-            post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
-            mlp: GatedMlp::load(loader, &mlp, args.hidden, args.intermediate, args.mlp_bias)?,
+            before_attention: norm(loader, args.norms.before_attention)?,
+            qkv: args.load_qkv(loader, &attention)?,
+            attention: Attention::load(loader, &attention, attention_args)?,
+            after_attention: residual(norm(loader, args.norms.after_attention)?),
+            before_mlp: norm(loader, args.norms.before_mlp)?,
+            mlp: match args.mlp {
+                MlpStorage::Gated => Mlp::Gated(GatedMlp::load(loader, &mlp, mlp_args)?),
+                MlpStorage::FusedGated => Mlp::Gated(GatedMlp::load_fused(loader, &mlp, mlp_args)?),
+                MlpStorage::Plain => Mlp::Plain(PlainMlp::load(loader, &mlp, mlp_args)?),
+            },
+            after_mlp: residual(norm(loader, args.norms.after_mlp)?),
         })
     }
 
     fn forward(&self, x: &Array, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Array> {
-        let qkv = project(&self.input_layernorm, [&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        let h = self.attention.forward_add(&qkv, x, call, cache)?;
-        self.mlp.forward_add(&self.post_attention_layernorm, &h)
+        let qkv = self.qkv.forward(self.before_attention.as_ref(), x)?;
+        let h = self.attention.forward_add(&qkv, x, &self.after_attention, call, cache)?;
+        let norm = self.before_mlp.as_ref();
+        match &self.mlp {
+            Mlp::Gated(mlp) => mlp.forward_add(norm, &h, &self.after_mlp),
+            Mlp::Plain(mlp) => mlp.forward_add(norm, &h, &self.after_mlp),
+        }
+    }
+}
+
+impl Args {
+    fn load_norm(&self, loader: &mut Loader<'_>, path: &str) -> Result<Norm> {
+        Norm::load(loader, path, self.norm, self.hidden, self.norm_eps)
+    }
+
+    fn load_qkv(&self, loader: &mut Loader<'_>, path: &str) -> Result<Projections<3>> {
+        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let mut linear = |name: &str, outputs| {
+            Linear::load(loader, &format!("{path}.{name}"), self.hidden, outputs, self.qkv_bias)
+        };
+        match self.qkv {
+            QkvStorage::Separate => {
+                let projections = [linear("q_proj", q)?, linear("k_proj", kv)?, linear("v_proj", kv)?];
+                Ok(Projections::separate(projections))
+            }
+            QkvStorage::Fused => {
+                Projections::load_fused(loader, &format!("{path}.qkv_proj"), self.hidden, [q, kv, kv])
+            }
+        }
+    }
+
+    fn discard_leftovers(&self, loader: &mut Loader<'_>) {
+        let Leftovers { inverse_frequencies, tied_head } = self.leftovers;
+        loader.weights.discard(|name| {
+            (inverse_frequencies && name.contains("self_attn.rotary_emb.inv_freq"))
+                || (tied_head && self.tied && name == "lm_head.weight")
+        });
     }
 }
 
@@ -176,27 +207,28 @@ struct UniversalDense {
     numerics: Numerics,
     embed_tokens: Embedding,
     blocks: Vec<Block>,
-    norm: RmsNorm,
+    norm: Norm,
     /// `None` when tied to the embedding.
     lm_head: Option<Linear>,
 }
 
-/// Builds the graph for `model_type` llama and the types that mlx-lm maps to it.
-pub(crate) fn llama(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<Box<dyn Graph>> {
-    let config = checkpoint.config();
-    let args = Args::llama(&config)?;
-    let rope = args.rope(&config)?;
-
-    let tied = args.tied;
-    loader
-        .weights
-        .discard(|name| name.contains("self_attn.rotary_emb.inv_freq") || (tied && name == "lm_head.weight"));
+/// Builds the graph that `family` describes.
+pub(super) fn build(
+    checkpoint: &Checkpoint,
+    loader: &mut Loader<'_>,
+    family: Family,
+) -> Result<Box<dyn Graph>> {
+    let (args, rope) = family(&checkpoint.config())?;
+    args.discard_leftovers(loader);
     let embed_tokens = Embedding::load(loader, "model.embed_tokens", args.vocabulary, args.hidden)?;
-    let blocks = (0..args.layers.len())
-        .map(|i| Block::load(loader, &format!("model.layers.{i}"), &args))
+    let blocks = args
+        .layers
+        .iter()
+        .enumerate()
+        .map(|(i, &layer)| Block::load(loader, &format!("model.layers.{i}"), &args, layer))
         .collect::<Result<Vec<_>>>()?;
-    let norm = RmsNorm::load(loader, "model.norm", args.hidden, args.norm_eps)?;
-    let lm_head = match tied {
+    let norm = args.load_norm(loader, "model.norm")?;
+    let lm_head = match args.tied {
         true => None,
         false => Some(Linear::load(loader, "lm_head", args.hidden, args.vocabulary, false)?),
     };
@@ -205,13 +237,9 @@ pub(crate) fn llama(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<
 }
 
 impl UniversalDense {
-    /// What the layers of one type share in a call, by the cache of the first of them.
-    fn call(&self, layer_type: LayerType, length: i32, cache: &Cache) -> Result<Option<AttentionCall<'_>>> {
-        let window = match layer_type {
-            LayerType::Full => None,
-            LayerType::Sliding => self.args.sliding_window,
-        };
-        let first = self.args.layers.iter().position(|&t| t == layer_type);
+    /// What the layers with `window` share in a call, by the cache of the first of them.
+    fn call(&self, window: Option<i32>, length: i32, cache: &Cache) -> Result<Option<AttentionCall<'_>>> {
+        let first = self.args.layers.iter().position(|layer| layer.window == window);
         first
             .and_then(|i| cache.layers.get(i))
             .map(|layer| AttentionCall::new(&self.rope, layer, length, window))
@@ -223,10 +251,14 @@ impl Graph for UniversalDense {
     fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         let length = tokens.dim(1)?;
         let mut h = self.embed_tokens.forward(tokens)?;
-        let full = self.call(LayerType::Full, length, cache)?;
-        let sliding = self.call(LayerType::Sliding, length, cache)?;
-        for ((block, layer_type), cache) in self.blocks.iter().zip(&self.args.layers).zip(&mut cache.layers) {
-            let call = if *layer_type == LayerType::Sliding { &sliding } else { &full };
+        if let Some(factor) = self.args.embedding_multiplier {
+            h = h.multiply(factor)?;
+        }
+        let full = self.call(None, length, cache)?;
+        let window = self.args.layers.iter().find_map(|layer| layer.window);
+        let sliding = self.call(window, length, cache)?;
+        for ((block, layer), cache) in self.blocks.iter().zip(&self.args.layers).zip(&mut cache.layers) {
+            let call = if layer.window.is_some() { &sliding } else { &full };
             let Some(call) = call else { continue };
             h = block.forward(&h, call, cache)?;
         }
@@ -234,19 +266,24 @@ impl Graph for UniversalDense {
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {
-        match &self.lm_head {
-            Some(head) => head.forward(hidden),
-            None => self.embed_tokens.as_linear(hidden),
-        }
+        let logits = match &self.lm_head {
+            Some(head) => head.forward(hidden)?,
+            None => self.embed_tokens.as_linear(hidden)?,
+        };
+        Ok(match self.args.logits {
+            LogitsForm::Plain => logits,
+            LogitsForm::Scaled(scale) => logits.divide(scale)?,
+            LogitsForm::Capped(cap) => logits.divide(cap)?.tanh()?.multiply(cap)?,
+        })
     }
 
     fn new_cache(&self) -> Cache {
-        let layer = |layer_type: &LayerType| match (&self.numerics, layer_type, self.args.sliding_window) {
-            (Numerics::Kernels { kv, .. }, ..) => LayerCache::Kernel(KernelKvCache::new(*kv)),
-            (Numerics::Mlx, LayerType::Sliding, Some(window)) => {
-                LayerCache::Rotating(RotatingKvCache::new(window, 0))
+        let layer = |layer: &LayerArgs| match (&self.numerics, layer) {
+            (Numerics::Kernels { kv, .. }, _) => LayerCache::Kernel(KernelKvCache::new(*kv)),
+            (Numerics::Mlx, LayerArgs { window: Some(window), rotating: true, .. }) => {
+                LayerCache::Rotating(RotatingKvCache::new(*window, 0))
             }
-            (Numerics::Mlx, ..) => LayerCache::Full(KvCache::new()),
+            (Numerics::Mlx, _) => LayerCache::Full(KvCache::new()),
         };
         Cache { layers: self.args.layers.iter().map(layer).collect() }
     }
@@ -254,18 +291,15 @@ impl Graph for UniversalDense {
     fn shape(&self) -> Shape {
         let args = &self.args;
         let per_token = 2 * args.kv_heads as usize * args.head_dim as usize;
-        let limit = |layer_type: &LayerType| match layer_type {
-            LayerType::Full => None,
-            // The kernels' cache keeps all tokens.
-            LayerType::Sliding if matches!(self.numerics, Numerics::Kernels { .. }) => None,
-            LayerType::Sliding => args.sliding_window.map(|w| w as usize),
-        };
+        // The kernels' cache keeps all tokens.
+        let rings = matches!(self.numerics, Numerics::Mlx);
+        let limit = |layer: &LayerArgs| layer.window.filter(|_| rings && layer.rotating).map(|w| w as usize);
         Shape {
             vocabulary: args.vocabulary,
             hidden: args.hidden,
             layers: args.layers.len() as i32,
             max_positions: args.max_positions,
-            kv: args.layers.iter().map(|t| (per_token, limit(t))).collect(),
+            kv: args.layers.iter().map(|layer| (per_token, limit(layer))).collect(),
         }
     }
 }

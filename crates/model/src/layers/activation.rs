@@ -1,34 +1,80 @@
+use std::f64::consts::{PI, SQRT_2};
+
 use russet_mlx::{Array, Compiled, Device, compile};
 
 use crate::Result;
 
-/// `silu(gate) * up` (`mlx_lm.models.activations.swiglu`).
+pub use russet_kernels::cpu::Activation;
+
+/// `activation(gate) * up`, by the reference's functions.
 ///
-/// On a GPU it is compiled, as in the reference, so that the same fused kernel runs. On the CPU
+/// On a GPU what the reference compiles is compiled, so that the same fused kernel runs. On the CPU
 /// compiling would call a C++ compiler at run time; the bits are the same without.
-pub struct Swiglu {
+pub struct GatedActivation {
+    pub(super) kind: Activation,
+    /// Of both inputs for `mlx_lm.models.activations.swiglu`; the other gates call a function of `mlx.nn`,
+    /// and multiply after it.
     compiled: Option<Compiled>,
 }
 
-impl Swiglu {
+impl GatedActivation {
     /// Prepares the activation for the default device.
-    pub fn new() -> Result<Self> {
-        let compiled = match Device::default_device() {
-            Device::Cpu => None,
-            Device::Gpu => Some(compile(|x| Ok(vec![swiglu(&x[0], &x[1])?]), true)?),
+    pub fn new(kind: Activation) -> Result<Self> {
+        let compiled = match kind {
+            Activation::Silu => compile_on_gpu(move |x| activate(kind, &x[0])?.multiply(&x[1]))?,
+            _ => compile_on_gpu(move |x| activate(kind, &x[0]))?,
         };
-        Ok(Self { compiled })
+        Ok(Self { kind, compiled })
     }
 
     /// `gate` and `up` have the same shape.
     pub fn forward(&self, gate: &Array, up: &Array) -> Result<Array> {
-        Ok(match &self.compiled {
-            Some(f) => f.call(&[gate.clone(), up.clone()])?.swap_remove(0),
-            None => swiglu(gate, up)?,
+        Ok(match (&self.compiled, self.kind) {
+            (None, kind) => activate(kind, gate)?.multiply(up)?,
+            (Some(f), Activation::Silu) => f.call(&[gate.clone(), up.clone()])?.swap_remove(0),
+            (Some(f), _) => f.call(std::slice::from_ref(gate))?.swap_remove(0).multiply(up)?,
         })
     }
 }
 
-fn swiglu(gate: &Array, up: &Array) -> russet_mlx::Result<Array> {
-    gate.multiply(&gate.sigmoid()?)?.multiply(up)
+/// An activation alone (`mlx.nn`), compiled as [`GatedActivation`] is.
+pub struct PlainActivation {
+    pub(super) kind: Activation,
+    compiled: Option<Compiled>,
+}
+
+impl PlainActivation {
+    /// Prepares the activation for the default device.
+    pub fn new(kind: Activation) -> Result<Self> {
+        Ok(Self { kind, compiled: compile_on_gpu(move |x| activate(kind, &x[0]))? })
+    }
+
+    /// Each element on its own.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        Ok(match &self.compiled {
+            None => activate(self.kind, x)?,
+            Some(f) => f.call(std::slice::from_ref(x))?.swap_remove(0),
+        })
+    }
+}
+
+fn compile_on_gpu(
+    f: impl Fn(&[Array]) -> russet_mlx::Result<Array> + 'static,
+) -> russet_mlx::Result<Option<Compiled>> {
+    match Device::default_device() {
+        Device::Cpu => Ok(None),
+        Device::Gpu => compile(move |x| Ok(vec![f(x)?]), true).map(Some),
+    }
+}
+
+/// `mlx.nn.silu`, `gelu` and `gelu_approx`, in the order of their operations.
+fn activate(kind: Activation, x: &Array) -> russet_mlx::Result<Array> {
+    match kind {
+        Activation::Silu => x.multiply(&x.sigmoid()?),
+        Activation::Gelu => x.multiply(&x.divide(SQRT_2)?.erf()?.add(1)?)?.divide(2),
+        Activation::GeluTanh => {
+            let inner = x.add(&x.power(3)?.multiply(0.044715)?)?.multiply((2.0 / PI).sqrt())?;
+            x.multiply(0.5)?.multiply(&inner.tanh()?.add(1)?)
+        }
+    }
 }

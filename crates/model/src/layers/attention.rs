@@ -2,16 +2,16 @@ use std::sync::Arc;
 
 use russet_kernels::cpu::Rotations;
 use russet_kernels::ops;
-use russet_mlx::Array;
 use russet_mlx::fast::{Mask, scaled_dot_product_attention};
+use russet_mlx::{Array, select};
 
-use super::{Linear, Loader, Rope};
-use crate::cache::LayerCache;
+use super::{Linear, Loader, Norm, NormKind, Residual, Rope};
+use crate::cache::{LayerCache, causal_mask};
 use crate::{Error, Result};
 
-/// Head counts and widths of an attention layer.
+/// Head counts and widths of an attention layer, and what it is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionSizes {
+pub struct AttentionArgs {
     /// Width of the hidden states.
     pub hidden: i32,
     /// Query heads.
@@ -20,13 +20,40 @@ pub struct AttentionSizes {
     pub kv_heads: i32,
     /// Width of a head.
     pub head_dim: i32,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Whether queries and keys are rotated.
+    pub rotary: bool,
+    /// Norm of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Where given, scores `s` become `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f64>,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
 }
 
-/// Rotary attention over a cache, from projected queries, keys and values to the projected output.
+/// Root-mean-square norms of queries and keys before they are rotated (`q_norm`, `k_norm`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Of each head.
+    PerHead {
+        /// Added to the mean square.
+        eps: f64,
+    },
+    /// Of all heads together.
+    AllHeads {
+        /// Added to the mean square.
+        eps: f64,
+    },
+}
+
+/// Attention over a cache, from projected queries, keys and values to the projected output.
 pub struct Attention {
     o_proj: Linear,
-    sizes: AttentionSizes,
-    scale: f32,
+    qk_norms: Option<[Norm; 2]>,
+    args: AttentionArgs,
 }
 
 /// What all attention layers of one kind share in a call.
@@ -58,76 +85,148 @@ impl<'a> AttentionCall<'a> {
 }
 
 impl Attention {
-    /// Takes `path.o_proj`.
+    /// Takes `path.o_proj`, and with norms `path.q_norm` and `path.k_norm`.
     ///
     /// # Errors
     /// When a tensor is missing or does not fit the sizes.
-    pub fn load(
-        loader: &mut Loader<'_>,
-        path: &str,
-        sizes: AttentionSizes,
-        scale: f64,
-        bias: bool,
-    ) -> Result<Self> {
-        let inputs = sizes.heads * sizes.head_dim;
-        let o_proj = Linear::load(loader, &format!("{path}.o_proj"), inputs, sizes.hidden, bias)?;
-        Ok(Self { o_proj, sizes, scale: scale as f32 })
+    pub fn load(loader: &mut Loader<'_>, path: &str, args: AttentionArgs) -> Result<Self> {
+        let AttentionArgs { hidden, heads, kv_heads, head_dim, .. } = args;
+        let o_proj = format!("{path}.o_proj");
+        let o_proj = Linear::load(loader, &o_proj, heads * head_dim, hidden, args.output_bias)?;
+        let mut norms = |eps, sizes: [i32; 2]| {
+            let mut norm =
+                |name: &str, size| Norm::load(loader, &format!("{path}.{name}"), NormKind::Rms, size, eps);
+            Ok::<_, Error>([norm("q_norm", sizes[0])?, norm("k_norm", sizes[1])?])
+        };
+        let qk_norms = match args.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead { eps } => Some(norms(eps, [head_dim, head_dim])?),
+            QkNorm::AllHeads { eps } => Some(norms(eps, [heads * head_dim, kv_heads * head_dim])?),
+        };
+        Ok(Self { o_proj, qk_norms, args })
     }
 
-    /// `residual + o_proj(attention(q, k, v))`; `q`, `k`, `v` are `[batch, seq, heads * head_dim]`.
+    /// `x` with `o_proj(attention(q, k, v))` added as `residual` says; `q`, `k`, `v` are
+    /// `[batch, seq, heads * head_dim]`.
     ///
     /// # Errors
     /// When the cache is not of the kind that computes here.
     pub fn forward_add(
         &self,
-        [queries, keys, values]: &[Array; 3],
-        residual: &Array,
+        qkv: &[Array; 3],
+        x: &Array,
+        residual: &Residual,
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        if let (Some((ops, output)), LayerCache::Kernel(cache)) = (self.o_proj.kernel(), &mut *cache) {
-            let length = queries.dim(1)?;
-            let (kv_heads, head_dim) = (self.sizes.kv_heads as usize, self.sizes.head_dim as usize);
-            let offset = cache.offset() as usize;
-            let append = cache.begin_append(length, kv_heads, head_dim)?;
-            let kernel_call = ops::AttentionCall {
-                output: output.clone(),
-                heads: self.sizes.heads as usize,
-                kv_heads,
-                head_dim,
-                scale: self.scale,
-                window: call.window.map(|w| w as usize),
-                rotations: call.rotations.clone(),
-                traditional: call.rope.is_traditional(),
-                cache: append.buffer,
-                copy_from: append.copy_from,
-                offset,
-            };
-            let out = ops.attention(kernel_call, [queries, keys, values], residual, append.after)?;
-            cache.end_append(out.appended, length);
-            return Ok(out.hidden);
+        match (self.o_proj.kernel(), cache) {
+            (Some((ops, output)), LayerCache::Kernel(cache)) => {
+                let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
+                let [queries, keys, values] = qkv;
+                let length = queries.dim(1)?;
+                let offset = cache.offset() as usize;
+                let append = cache.begin_append(length, kv_heads as usize, head_dim as usize)?;
+                let kernel_call = ops::AttentionCall {
+                    qk_norms: self
+                        .qk_norms
+                        .as_ref()
+                        .map(|norms| norms.each_ref().map(|n| n.kernel().clone())),
+                    output: output.clone(),
+                    heads: heads as usize,
+                    kv_heads: kv_heads as usize,
+                    head_dim: head_dim as usize,
+                    scale: scale as f32,
+                    softcap: softcap.map(|cap| cap as f32),
+                    window: call.window.map(|w| w as usize),
+                    rotations: call.rotations.clone().filter(|_| rotary),
+                    traditional: call.rope.is_traditional(),
+                    cache: append.buffer,
+                    copy_from: append.copy_from,
+                    offset,
+                    residual: residual.kernel(),
+                };
+                let out = ops.attention(kernel_call, [queries, keys, values], x, append.after)?;
+                cache.end_append(out.appended, length);
+                Ok(out.hidden)
+            }
+            (Some(_), _) | (None, LayerCache::Kernel(_)) => {
+                Err(Error::Input("the cache was made for other numerics than the model's".into()))
+            }
+            (None, cache) => residual.add(x, &self.forward(qkv, call, cache)?),
         }
-        if self.o_proj.kernel().is_some() || matches!(cache, LayerCache::Kernel(_)) {
-            return Err(Error::Input("the cache was made for other numerics than the model's".into()));
-        }
+    }
 
-        let AttentionSizes { heads, kv_heads, .. } = self.sizes;
-        let (queries, keys) = (split_heads(queries, heads)?, split_heads(keys, kv_heads)?);
-        let values = split_heads(values, kv_heads)?;
-        let offset = cache.offset();
-        let queries = call.rope.forward(&queries, offset)?;
-        let keys = call.rope.forward(&keys, offset)?;
+    /// `o_proj(attention(q, k, v))` with MLX.
+    fn forward(
+        &self,
+        [queries, keys, values]: &[Array; 3],
+        call: &AttentionCall<'_>,
+        cache: &mut LayerCache,
+    ) -> Result<Array> {
+        let AttentionArgs { heads, kv_heads, scale, rotary, softcap, .. } = self.args;
+        let [q_norm, k_norm] = match &self.qk_norms {
+            Some(norms) => norms.each_ref().map(Some),
+            None => [None, None],
+        };
+        let mut queries = self.split_heads(queries, heads, q_norm)?;
+        let mut keys = self.split_heads(keys, kv_heads, k_norm)?;
+        let values = self.split_heads(values, kv_heads, None)?;
+        if rotary {
+            queries = call.rope.forward(&queries, cache.offset())?;
+            keys = call.rope.forward(&keys, cache.offset())?;
+        }
         let (keys, values) = cache.update(&keys, &values)?;
 
-        let out = scaled_dot_product_attention(&queries, &keys, &values, self.scale, &call.mask, None)?;
-        let (batch, length) = (residual.dim(0)?, residual.dim(1)?);
-        let out = out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?;
-        self.o_proj.forward_add(&out, residual)
+        let out = match softcap {
+            None => scaled_dot_product_attention(&queries, &keys, &values, scale as f32, &call.mask, None)?,
+            Some(cap) => capped_attention(&queries, &keys, &values, scale, cap, &call.mask)?,
+        };
+        let (batch, length) = (out.dim(0)?, out.dim(2)?);
+        self.o_proj.forward(&out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?)
+    }
+
+    /// `[batch, seq, heads * head_dim]` → `[batch, heads, seq, head_dim]`, normalized.
+    fn split_heads(&self, x: &Array, heads: i32, norm: Option<&Norm>) -> Result<Array> {
+        let (batch, length) = (x.dim(0)?, x.dim(1)?);
+        let split = |x: &Array| x.reshape([batch, length, heads, -1]);
+        let x = match (norm, self.args.qk_norm) {
+            (Some(norm), QkNorm::AllHeads { .. }) => split(&norm.forward(x)?)?,
+            (Some(norm), _) => norm.forward(&split(x)?)?,
+            (None, _) => split(x)?,
+        };
+        Ok(x.transpose([0, 2, 1, 3])?)
     }
 }
 
-/// `[batch, seq, heads * head_dim]` → `[batch, heads, seq, head_dim]`.
-fn split_heads(x: &Array, heads: i32) -> Result<Array> {
-    let (batch, length) = (x.dim(0)?, x.dim(1)?);
-    Ok(x.reshape([batch, length, heads, -1])?.transpose([0, 2, 1, 3])?)
+/// Attention whose scores `s` become `cap * tanh(s / cap)` (`mlx_lm.models.gemma2`): MLX has no fused
+/// operation for it.
+fn capped_attention(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f64,
+    cap: f64,
+    mask: &Mask,
+) -> Result<Array> {
+    let shape = queries.shape();
+    let (batch, heads, length, head_dim) = (shape[0], shape[1], shape[2], shape[3]);
+    let (kv_heads, total) = (keys.dim(1)?, keys.dim(2)?);
+    let mut queries = queries.multiply(scale)?;
+    let (mut keys, mut values) = (keys.clone(), values.clone());
+    if heads > kv_heads {
+        queries = queries.reshape([batch, kv_heads, heads / kv_heads, length, head_dim])?;
+        (keys, values) = (keys.expand_dims([2])?, values.expand_dims([2])?);
+    }
+    let scores = queries.matmul(&keys.swap_axes(-1, -2)?)?;
+    let mut scores = scores.divide(cap)?.tanh()?.multiply(cap)?;
+    let mask = match mask {
+        Mask::None => None,
+        Mask::Causal => Some(causal_mask(length, total - length, None)?),
+        Mask::Array(mask) => Some(mask.clone()),
+    };
+    if let Some(mask) = mask {
+        scores = select(&mask, &scores, scores.dtype().finite_min())?;
+    }
+    let out = scores.softmax(-1, true)?.matmul(&values)?;
+    Ok(if heads > kv_heads { out.reshape([batch, heads, length, head_dim])? } else { out })
 }

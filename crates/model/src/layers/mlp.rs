@@ -1,15 +1,29 @@
-use russet_kernels::cpu::Activation;
+use russet_kernels::ops::MlpCall;
 use russet_mlx::Array;
 
-use super::{Linear, Loader, RmsNorm, Swiglu};
+use super::{
+    Activation, GatedActivation, Linear, Loader, Norm, PlainActivation, Projections, Residual, project,
+};
 use crate::Result;
 
-/// `down(swiglu(gate(x), up(x)))`.
+/// Sizes of an MLP, and what it is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpArgs {
+    /// Width of the hidden states.
+    pub hidden: i32,
+    /// Width between its matrices.
+    pub intermediate: i32,
+    /// Whether its matrices have biases.
+    pub bias: bool,
+    /// What is applied between them.
+    pub activation: Activation,
+}
+
+/// `down(activation(gate(x)) * up(x))`.
 pub struct GatedMlp {
-    gate_proj: Linear,
-    up_proj: Linear,
+    gate_up: Projections<2>,
     down_proj: Linear,
-    swiglu: Swiglu,
+    activation: GatedActivation,
 }
 
 impl GatedMlp {
@@ -17,32 +31,95 @@ impl GatedMlp {
     ///
     /// # Errors
     /// When a tensor is missing or does not fit the sizes.
-    pub fn load(
+    pub fn load(loader: &mut Loader<'_>, path: &str, args: MlpArgs) -> Result<Self> {
+        let MlpArgs { hidden, intermediate, bias, .. } = args;
+        let mut linear =
+            |name: &str| Linear::load(loader, &format!("{path}.{name}"), hidden, intermediate, bias);
+        let gate_up = Projections::separate([linear("gate_proj")?, linear("up_proj")?]);
+        Self::with_down(loader, path, gate_up, args)
+    }
+
+    /// Takes `path.gate_up_proj`, whose first half is the gate and which has no bias, and `path.down_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or does not fit the sizes.
+    pub fn load_fused(loader: &mut Loader<'_>, path: &str, args: MlpArgs) -> Result<Self> {
+        let rows = [args.intermediate; 2];
+        let gate_up = Projections::load_fused(loader, &format!("{path}.gate_up_proj"), args.hidden, rows)?;
+        Self::with_down(loader, path, gate_up, args)
+    }
+
+    fn with_down(
         loader: &mut Loader<'_>,
         path: &str,
-        hidden: i32,
-        intermediate: i32,
-        bias: bool,
+        gate_up: Projections<2>,
+        args: MlpArgs,
     ) -> Result<Self> {
-        let mut linear = |name: &str, inputs, outputs| {
-            Linear::load(loader, &format!("{path}.{name}"), inputs, outputs, bias)
-        };
+        let MlpArgs { hidden, intermediate, bias, activation } = args;
         Ok(Self {
-            gate_proj: linear("gate_proj", hidden, intermediate)?,
-            up_proj: linear("up_proj", hidden, intermediate)?,
-            down_proj: linear("down_proj", intermediate, hidden)?,
-            swiglu: Swiglu::new()?,
+            gate_up,
+            down_proj: Linear::load(loader, &format!("{path}.down_proj"), intermediate, hidden, bias)?,
+            activation: GatedActivation::new(activation)?,
         })
     }
 
-    /// `x + mlp(norm(x))`.
-    pub fn forward_add(&self, norm: &RmsNorm, x: &Array) -> Result<Array> {
-        let kernels = (self.gate_proj.kernel(), self.up_proj.kernel(), self.down_proj.kernel());
-        if let (Some((ops, gate)), Some((_, up)), Some((_, down))) = kernels {
-            return Ok(ops.gated_mlp(x, norm.kernel(), [gate, up, down], Activation::Silu)?);
+    /// `x` with `mlp(norm(x))` added as `residual` says.
+    pub fn forward_add(&self, norm: Option<&Norm>, x: &Array, residual: &Residual) -> Result<Array> {
+        if let (Some([(ops, gate), (_, up)]), Some((_, down))) =
+            (self.gate_up.kernels(), self.down_proj.kernel())
+        {
+            let call = MlpCall {
+                norm: norm.map(Norm::kernel).cloned(),
+                inner: gate.clone(),
+                gated: Some(up.clone()),
+                output: down.clone(),
+                activation: self.activation.kind,
+                residual: residual.kernel(),
+            };
+            return Ok(ops.mlp(x, call)?);
         }
-        let normalized = norm.forward(x)?;
-        let (gate, up) = (self.gate_proj.forward(&normalized)?, self.up_proj.forward(&normalized)?);
-        self.down_proj.forward_add(&self.swiglu.forward(&gate, &up)?, x)
+        let [gate, up] = self.gate_up.forward(norm, x)?;
+        let y = self.down_proj.forward(&self.activation.forward(&gate, &up)?)?;
+        residual.add(x, &y)
+    }
+}
+
+/// `c_proj(activation(c_fc(x)))`.
+pub struct PlainMlp {
+    c_fc: Linear,
+    c_proj: Linear,
+    activation: PlainActivation,
+}
+
+impl PlainMlp {
+    /// Takes `path.c_fc` and `path.c_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or does not fit the sizes.
+    pub fn load(loader: &mut Loader<'_>, path: &str, args: MlpArgs) -> Result<Self> {
+        let MlpArgs { hidden, intermediate, bias, activation } = args;
+        Ok(Self {
+            c_fc: Linear::load(loader, &format!("{path}.c_fc"), hidden, intermediate, bias)?,
+            c_proj: Linear::load(loader, &format!("{path}.c_proj"), intermediate, hidden, bias)?,
+            activation: PlainActivation::new(activation)?,
+        })
+    }
+
+    /// `x` with `mlp(norm(x))` added as `residual` says.
+    pub fn forward_add(&self, norm: Option<&Norm>, x: &Array, residual: &Residual) -> Result<Array> {
+        if let (Some((ops, inner)), Some((_, output))) = (self.c_fc.kernel(), self.c_proj.kernel()) {
+            let call = MlpCall {
+                norm: norm.map(Norm::kernel).cloned(),
+                inner: inner.clone(),
+                gated: None,
+                output: output.clone(),
+                activation: self.activation.kind,
+                residual: residual.kernel(),
+            };
+            return Ok(ops.mlp(x, call)?);
+        }
+        let [inner] = project(norm, [&self.c_fc], x)?;
+        let y = self.c_proj.forward(&self.activation.forward(&inner)?)?;
+        residual.add(x, &y)
     }
 }

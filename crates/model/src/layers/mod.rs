@@ -7,14 +7,16 @@ mod embedding;
 mod linear;
 mod mlp;
 mod norm;
+mod residual;
 mod rope;
 
-pub use activation::Swiglu;
-pub use attention::{Attention, AttentionCall, AttentionSizes};
+pub use activation::{Activation, GatedActivation, PlainActivation};
+pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm};
 pub use embedding::Embedding;
-pub use linear::{Linear, project};
-pub use mlp::GatedMlp;
-pub use norm::RmsNorm;
+pub use linear::{Linear, Projections, project};
+pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
+pub use norm::{Norm, NormKind};
+pub use residual::Residual;
 pub use rope::Rope;
 
 use std::sync::Arc;
@@ -121,31 +123,59 @@ impl<'a> Loader<'a> {
         Ok(Stored::Quantized { weight, scales, biases, quantization })
     }
 
+    /// The CPU kernels, where they compute the linear layer `path`.
+    fn linear_kernels(&self, path: &str) -> Result<Option<Arc<Ops>>> {
+        match self.numerics.kernels() {
+            Some(_) if self.quantize_activations => {
+                let message = "quantize_activations has no CPU kernels: use fidelity l1";
+                Err(self.weights.error(path, message))
+            }
+            ops => Ok(ops.cloned()),
+        }
+    }
+
     /// The matrix for the CPU kernels, with its bias if it has one.
     fn matrix(&mut self, path: &str, rows: i32, columns: i32, bias: Option<&Tensor>) -> Result<Arc<Matrix>> {
-        let (row_count, column_count) = (rows as usize, columns as usize);
-        let matrix = match self.stored(path, rows, columns)? {
-            Stored::Dense(weight) => {
-                Matrix::dense(float_type(weight.array.dtype()), row_count, column_count, weight.data)?
-            }
-            Stored::Quantized { weight, scales, biases, quantization } => {
-                let stored = StoredQuantized {
-                    format: quant_format(quantization, scales.array.dtype()),
-                    rows: row_count,
-                    columns: column_count,
-                    codes: weight.data,
-                    scales: scales.data,
-                    biases: biases.map(|b| b.data),
-                };
-                Matrix::quantized(stored)?
-            }
-        };
+        let matrix = self.kernel_matrix(path, rows, columns)?;
         let matrix = Arc::new(match bias {
             Some(bias) => matrix.with_bias(bias.array.astype(Dtype::F32)?.to_vec()?)?,
             None => matrix,
         });
         self.matrices.push(matrix.clone());
         Ok(matrix)
+    }
+
+    /// The parts of the matrix of `total` rows that have `rows` rows each, for the CPU kernels.
+    fn split_matrix<const N: usize>(
+        &mut self,
+        path: &str,
+        total: i32,
+        rows: [i32; N],
+        columns: i32,
+    ) -> Result<[Arc<Matrix>; N]> {
+        let parts = self.kernel_matrix(path, total, columns)?.split(rows.map(|n| n as usize))?;
+        let parts = parts.map(Arc::new);
+        self.matrices.extend(parts.iter().cloned());
+        Ok(parts)
+    }
+
+    fn kernel_matrix(&mut self, path: &str, rows: i32, columns: i32) -> Result<Matrix> {
+        let (row_count, column_count) = (rows as usize, columns as usize);
+        Ok(match self.stored(path, rows, columns)? {
+            Stored::Dense(weight) => {
+                Matrix::dense(float_type(weight.array.dtype()), row_count, column_count, weight.data)?
+            }
+            Stored::Quantized { weight, scales, biases, quantization } => {
+                Matrix::quantized(StoredQuantized {
+                    format: quant_format(quantization, scales.array.dtype()),
+                    rows: row_count,
+                    columns: column_count,
+                    codes: weight.data,
+                    scales: scales.data,
+                    biases: biases.map(|b| b.data),
+                })?
+            }
+        })
     }
 }
 

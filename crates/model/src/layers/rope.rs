@@ -54,6 +54,20 @@ impl Rope {
         Ok(Self { dims, traditional: traditional && !kind.never_traditional(scaling), kind })
     }
 
+    /// The longrope of `scaling`, for configs that keep the original context elsewhere.
+    ///
+    /// # Errors
+    /// For missing or impossible parameters, naming the field.
+    pub fn longrope(
+        dims: i32,
+        base: f64,
+        scaling: &Fields<'_>,
+        original: f64,
+        max_position: i32,
+    ) -> Result<Self> {
+        Ok(Self { dims, traditional: false, kind: longrope(dims, base, scaling, original, max_position)? })
+    }
+
     /// Rotates `x` `[batch, heads, seq, head_dim]`, whose first row is at position `offset`.
     pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
         let apply = |x: &Array, frequencies, scale: f64| {
@@ -151,7 +165,13 @@ impl Kind {
             }
             "llama3" => Self::table(llama3(dims, base, scaling)?, 1.0)?,
             "yarn" | "deepseek_yarn" | "telechat3-yarn" => yarn(dims, base, scaling)?,
-            "longrope" => longrope(dims, base, scaling, max_position)?,
+            "longrope" => {
+                let original = scaling.required_positive("original_max_position_embeddings")?;
+                let max_position = max_position.ok_or_else(|| {
+                    scaling.error("rope_type", "longrope needs max_position_embeddings in the config")
+                })?;
+                longrope(dims, base, scaling, original, max_position)?
+            }
             "proportional" => Self::table(proportional(dims, base, scaling)?, 1.0)?,
             other => {
                 return Err(scaling.error(
@@ -230,10 +250,7 @@ fn yarn(dims: i32, base: f64, scaling: &Fields<'_>) -> Result<Kind> {
     Kind::table(freqs, attention_scale(mscale) / attention_scale(mscale_all_dim))
 }
 
-fn longrope(dims: i32, base: f64, scaling: &Fields<'_>, max_position: Option<i32>) -> Result<Kind> {
-    let original = scaling.required_positive("original_max_position_embeddings")?;
-    let max_position = max_position
-        .ok_or_else(|| scaling.error("rope_type", "longrope needs max_position_embeddings in the config"))?;
+fn longrope(dims: i32, base: f64, scaling: &Fields<'_>, original: f64, max_position: i32) -> Result<Kind> {
     // Required by the reference, which then uses the long factors at every position.
     if scaling.get("short_factor").is_none() {
         return Err(scaling.error("short_factor", "is missing"));
