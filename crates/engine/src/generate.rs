@@ -25,8 +25,10 @@ impl LanguageModel {
     /// As [`Model::load`] and [`Tokenizer::from_dir`], and when the tokenizer has ids that the embedding
     /// lacks.
     pub fn load(dir: &Path, fidelity: Fidelity, cpu: CpuOptions) -> Result<Self> {
-        let model = Model::load(dir, fidelity, cpu)?;
+        // Parsing the tokenizer takes more memory than it keeps: better before the weights than on top of them.
         let tokenizer = Tokenizer::from_dir(dir)?;
+        memory::trim();
+        let model = Model::load(dir, fidelity, cpu)?;
         let (tokens, rows) = (tokenizer.vocab_size(), model.shape().vocabulary as usize);
         if tokens > rows {
             return Err(Error::Prompt(format!(

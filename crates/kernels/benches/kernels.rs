@@ -13,7 +13,7 @@ use std::time::Instant;
 use russet_kernels::cpu::*;
 
 /// Bytes of weights that are cycled through: more than caches hold.
-const WORKING_SET: usize = 128 << 20;
+const WORKING_SET: usize = 1 << 30;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();

@@ -257,7 +257,7 @@ pub struct MlpCall {
 
 /// Codes that are interleaved into one piece of memory: enough for huge pages, little enough that file and
 /// copy are not in memory twice.
-const INTERLEAVE_BATCH: usize = 16 << 20;
+const INTERLEAVE_BATCH: usize = 4 << 20;
 
 /// Arguments of [`Ops::attention`].
 pub struct AttentionCall {

@@ -1,5 +1,10 @@
 #include "shim.h"
 
+#include <cstdlib>  // defines __GLIBC__, where that is what it is
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/backend/cuda/cuda.h"
 #include "mlx/backend/metal/metal.h"
@@ -580,6 +585,11 @@ size_t peak_memory() { return mx::get_peak_memory(); }
 void reset_peak_memory() { mx::reset_peak_memory(); }
 size_t cache_memory() { return mx::get_cache_memory(); }
 void clear_cache() { mx::clear_cache(); }
+void trim_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 size_t set_memory_limit(size_t bytes) { return mx::set_memory_limit(bytes); }
 size_t set_cache_limit(size_t bytes) { return mx::set_cache_limit(bytes); }
 size_t set_wired_limit(size_t bytes) { return mx::set_wired_limit(bytes); }

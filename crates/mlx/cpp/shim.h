@@ -178,6 +178,7 @@ size_t peak_memory();
 void reset_peak_memory();
 size_t cache_memory();
 void clear_cache();
+void trim_memory();
 size_t set_memory_limit(size_t bytes);
 size_t set_cache_limit(size_t bytes);
 size_t set_wired_limit(size_t bytes);

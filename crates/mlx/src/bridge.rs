@@ -442,6 +442,7 @@ pub(crate) mod ffi {
         fn reset_peak_memory();
         fn cache_memory() -> usize;
         fn clear_cache() -> Result<()>;
+        fn trim_memory();
         fn set_memory_limit(bytes: usize) -> Result<usize>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
         fn set_wired_limit(bytes: usize) -> Result<usize>;

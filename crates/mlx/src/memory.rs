@@ -28,6 +28,11 @@ pub fn clear_cache() -> Result<()> {
     Ok(ffi::clear_cache()?)
 }
 
+/// Gives memory that the C allocator keeps for reuse back to the system, where it can be told to.
+pub fn trim() {
+    ffi::trim_memory();
+}
+
 /// Sets the memory guideline; returns the previous one.
 pub fn set_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_memory_limit(bytes)?)

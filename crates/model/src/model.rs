@@ -54,6 +54,7 @@ impl Model {
         let graph = graphs::build(&checkpoint, &mut loader)?;
         let (packed, owned_bytes) = (loader.packed_elements(), loader.interleave()?);
         weights.finish()?;
+        files.release();
 
         let dense: u64 = files
             .tensors()

@@ -170,6 +170,15 @@ impl WeightFiles {
         Ok(tensors)
     }
 
+    /// Tells the system that what has been read of the files is not needed soon; see [`MappedSlice::release`].
+    pub fn release(&self) {
+        for (_, map) in &self.files {
+            if let Ok(all) = map.slice(0, map.bytes().len()) {
+                all.release();
+            }
+        }
+    }
+
     /// The tensors by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
         self.tensors.iter().map(|(name, (_, info))| (name.as_str(), info))

@@ -3,14 +3,19 @@
 #![allow(unsafe_code)]
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::buffer::{Buffer, SharedMut};
 use super::error::{KernelError, check_len, parameter, product};
 use super::matmul::Weights;
 use super::qmv::InputRow;
 use super::simd::{Isa, Kernel, Simd};
 
-/// How activations enter a product with quantized weights. Accumulation is exact within a block and f32 across
-/// blocks; weights are never rounded.
+/// How activations enter a product. With quantized weights, accumulation is exact within a block and f32 across
+/// blocks, and weights are never rounded; dense weights multiply f32 activations.
+///
+/// Where there are matrix registers, many rows go through them at any precision but f32: activations and
+/// weights are then sums of two bf16 numbers each, with an error below 3e-5 of each term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As they are.
@@ -34,6 +39,10 @@ const SMALLEST_MAXIMUM: f32 = 1e-30;
 /// Dense products of at most this many rows take rows as they are.
 const PLAIN_ROWS: usize = 8;
 
+/// Products of at least this many rows use matrix registers, where there are any.
+#[cfg(target_arch = "x86_64")]
+const AMX_ROWS: usize = 9;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// f32 rows, one after the other.
@@ -45,6 +54,9 @@ pub(crate) enum Layout {
     ///
     /// Two planes are the upper and the lower byte of 16-bit integers, both signed; one plane is 8-bit integers.
     Integer { block: usize, planes: usize },
+    /// bf16 halves in the tiles of [`amx`](super::amx).
+    #[cfg(target_arch = "x86_64")]
+    Halves,
 }
 
 /// Activations prepared for products with weights of one kind; reusable, so that a loop allocates nothing.
@@ -71,7 +83,7 @@ pub(crate) struct InputTile {
     pub(crate) first_row: usize,
     /// Rows that exist.
     pub(crate) rows: usize,
-    /// Rows laid out: the next power of two.
+    /// Rows laid out.
     pub(crate) padded_rows: usize,
 }
 
@@ -95,7 +107,11 @@ impl PreparedInput {
         }
         check_len("activations", x.len(), product("activations", &[rows, cols])?)?;
         let layout = layout_for(weights, precision, rows, cpu.isa());
-        let tile_rows = cpu.isa().tile_rows();
+        let tile_rows = match layout {
+            #[cfg(target_arch = "x86_64")]
+            Layout::Halves => amx::ROWS,
+            _ => cpu.isa().tile_rows(),
+        };
         *self =
             Self { rows, cols, layout, tile_rows, data: std::mem::replace(&mut self.data, Buffer::empty()) };
         let tiles = self.tiles();
@@ -111,7 +127,12 @@ impl PreparedInput {
                 let start = index * tile_rows * row_bytes;
                 // SAFETY: each tile is written by the one chunk that claimed it, and lies in the buffer.
                 let target = unsafe { out.slice(start..start + tile.padded_rows * row_bytes) };
-                cpu.isa().run(FillTile { layout, rows: tile.padded_rows, cols, source, target });
+                match layout {
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: the layout is chosen where the machine has AMX only, which comes with AVX-512.
+                    Layout::Halves => unsafe { amx::split_rows(source, cols, target) },
+                    _ => cpu.isa().run(FillTile { layout, rows: tile.padded_rows, cols, source, target }),
+                }
             }
         })
     }
@@ -121,6 +142,8 @@ impl PreparedInput {
         match self.layout {
             Layout::Plain | Layout::F32Tiles => 4 * self.cols,
             Layout::Integer { block, planes } => self.cols / block * (block * planes + 12),
+            #[cfg(target_arch = "x86_64")]
+            Layout::Halves => amx::tile_bytes(self.cols) / amx::ROWS,
         }
     }
 
@@ -132,7 +155,12 @@ impl PreparedInput {
         let first_row = index * self.tile_rows;
         let rows = self.tile_rows.min(self.rows - first_row);
         let data = self.data.as_ptr().wrapping_add(first_row * self.row_bytes());
-        InputTile { data, first_row, rows, padded_rows: rows.next_power_of_two() }
+        let padded_rows = match self.layout {
+            #[cfg(target_arch = "x86_64")]
+            Layout::Halves => amx::ROWS,
+            _ => rows.next_power_of_two(),
+        };
+        InputTile { data, first_row, rows, padded_rows }
     }
 
     /// Planes of the integer layout; 0 for the others.
@@ -154,6 +182,10 @@ impl PreparedInput {
 }
 
 fn layout_for(weights: Weights<'_>, precision: Precision, rows: usize, isa: Isa) -> Layout {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && rows >= AMX_ROWS && precision != Precision::F32 {
+        return Layout::Halves;
+    }
     let Some(format) = weights.quant_format() else {
         return if rows <= PLAIN_ROWS { Layout::Plain } else { Layout::F32Tiles };
     };
@@ -212,6 +244,8 @@ impl Kernel for FillTile<'_> {
                     }
                 }
             }
+            #[cfg(target_arch = "x86_64")]
+            Layout::Halves => {}
         }
     }
 }

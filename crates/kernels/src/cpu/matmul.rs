@@ -7,6 +7,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::buffer::{Buffer, SharedMut};
 use super::error::{KernelError, check_len, parameter, product};
 use super::float::DenseMatrix;
@@ -120,6 +122,8 @@ impl<'a> Product<'a> {
             return Err(parameter("activation columns", input.cols, rule));
         }
         let fits = match (weights.quant_format(), input.layout) {
+            #[cfg(target_arch = "x86_64")]
+            (_, Layout::Halves) => true,
             (None, Layout::Plain | Layout::F32Tiles) | (Some(_), Layout::F32Tiles) => true,
             (Some(format), Layout::Integer { block, .. }) => {
                 format.has_integer_codes() && format.block() == block
@@ -133,15 +137,24 @@ impl<'a> Product<'a> {
         Ok(Self { weights, input, output: SharedMut::new(output), borrows: PhantomData })
     }
 
+    /// Outputs of a unit of work.
+    fn unit_outputs(&self) -> usize {
+        match self.input.layout {
+            #[cfg(target_arch = "x86_64")]
+            Layout::Halves => amx::OUTPUTS,
+            _ => PANEL,
+        }
+    }
+
     fn panels(&self) -> usize {
-        self.weights.rows().div_ceil(PANEL)
+        self.weights.rows().div_ceil(self.unit_outputs())
     }
 
     /// Whether weights are used row by row as they lie, with all rows of the input.
     fn by_rows(&self) -> bool {
         match self.weights {
             Weights::Dense(_) => self.input.layout == Layout::Plain,
-            Weights::Quantized(_) => self.input.rows <= STORED_ROWS,
+            Weights::Quantized(_) => self.input.rows <= STORED_ROWS && self.unit_outputs() == PANEL,
             Weights::Interleaved(_) => false,
         }
     }
@@ -151,17 +164,27 @@ impl<'a> Product<'a> {
         if self.by_rows() { 1 } else { self.input.tiles().min(most) }
     }
 
-    /// Computes units of work: unit `u` is part `u % parts` of the input by panel `u / parts`.
-    fn compute(&self, cpu: &Cpu, units: Range<usize>, parts: usize, scratch: &mut [Buffer; 2]) {
+    /// Where a panel's weights come from; those that are not interleaved yet are, in the scratch.
+    fn source<'b>(&'b self, panel: usize, scratch: &'b mut Buffer) -> mm::Source<'b> {
+        match &self.weights {
+            Weights::Dense(matrix) => mm::Source::Dense(*matrix, panel * PANEL),
+            Weights::Quantized(m) => mm::Source::Panel(m.format(), m.interleave_panel(panel, scratch)),
+            Weights::Interleaved(m) => mm::Source::Panel(m.format(), m.panel(panel)),
+        }
+    }
+
+    /// Computes units of work: unit `u` is part `u % parts` of the input by the outputs of `u / parts`.
+    fn compute(&self, cpu: &Cpu, units: Range<usize>, parts: usize, scratch: &mut [Buffer; 3]) {
         let isa = cpu.isa();
         let rows = self.weights.rows();
-        let outputs = |panels: Range<usize>| panels.start * PANEL..rows.min(panels.end * PANEL);
+        let width = self.unit_outputs();
+        let outputs = |units: Range<usize>| units.start * width..rows.min(units.end * width);
         let output = |row: usize, columns: &Range<usize>| Output {
             y: self.output.at(row * rows + columns.start),
             stride: rows,
             cols: columns.len(),
         };
-        let [panel_scratch, scratch] = scratch;
+        let [scratch, panel_scratch @ ..] = scratch;
         // SAFETY: `new` checked that shapes and layouts agree; the outputs of a unit are its own.
         unsafe {
             if self.by_rows() {
@@ -189,18 +212,22 @@ impl<'a> Product<'a> {
                 return;
             }
             for unit in units {
-                let (panel, part) = (unit / parts, unit % parts);
-                let columns = outputs(panel..panel + 1);
+                let (block, part) = (unit / parts, unit % parts);
+                let columns = outputs(block..block + 1);
                 let tiles = self.input.tiles();
                 let tiles = (tiles * part / parts..tiles * (part + 1) / parts).map(|i| self.input.tile(i));
                 let out = output(0, &columns);
-                let source = match &self.weights {
-                    Weights::Dense(matrix) => mm::Source::Dense(*matrix, columns.start),
-                    Weights::Quantized(m) => {
-                        mm::Source::Panel(m.format(), m.interleave_panel(panel, panel_scratch))
-                    }
-                    Weights::Interleaved(m) => mm::Source::Panel(m.format(), m.panel(panel)),
-                };
+                let panel = columns.start / PANEL;
+                #[cfg(target_arch = "x86_64")]
+                if self.input.layout == Layout::Halves {
+                    let [first, second] = panel_scratch;
+                    let last = (columns.end - 1) / PANEL;
+                    let sources = [self.source(panel, first), self.source(last, second)];
+                    let sources = &sources[..columns.len().div_ceil(PANEL)];
+                    amx::multiply_panels(isa, sources, self.input.cols, tiles, out, scratch);
+                    continue;
+                }
+                let source = self.source(panel, &mut panel_scratch[0]);
                 match source {
                     mm::Source::Panel(format, panel) if self.input.planes() > 0 || self.input.rows == 1 => {
                         let (panel, planes) = (panel.as_ptr(), self.input.planes());
@@ -215,8 +242,8 @@ impl<'a> Product<'a> {
 }
 
 thread_local! {
-    /// A panel interleaved on the fly; what else a kernel needs. Kept, so that products allocate nothing.
-    static SCRATCH: RefCell<[Buffer; 2]> = const { RefCell::new([Buffer::empty(), Buffer::empty()]) };
+    /// What a kernel needs; two panels interleaved on the fly. Kept, so that products allocate nothing.
+    static SCRATCH: RefCell<[Buffer; 3]> = const { RefCell::new([const { Buffer::empty() }; 3]) };
 }
 
 /// Computes several products in one go, which costs one dispatch to the threads: the projections of one input,
@@ -376,13 +403,15 @@ mod tests {
                     let x = rng.normals(m * cols);
                     let (reference, magnitude) = product_f64(&weights, &x, cols);
                     for cpu in cpus() {
-                        let y = multiply(&cpu, matrix, &x, m, Precision::Int16);
-                        for (i, magnitude) in magnitude.iter().enumerate() {
-                            let error = (f64::from(y[i]) - reference[i]).abs();
-                            assert!(
-                                error <= 2e-6 * magnitude,
-                                "{cpu:?} {float:?} [{m}, {rows}, {cols}] at {i}"
-                            );
+                        for (precision, limit) in [(Precision::F32, 2e-6), (Precision::Int16, 3e-5)] {
+                            let y = multiply(&cpu, matrix, &x, m, precision);
+                            for (i, magnitude) in magnitude.iter().enumerate() {
+                                let error = (f64::from(y[i]) - reference[i]).abs();
+                                assert!(
+                                    error <= limit * magnitude,
+                                    "{cpu:?} {float:?} {precision:?} [{m}, {rows}, {cols}] at {i}"
+                                );
+                            }
                         }
                     }
                 }

@@ -81,6 +81,15 @@ impl<T: Iterator<Item = InputTile> + Clone> Kernel for PanelJob<'_, T> {
 }
 
 /// Writes columns of a panel as `[columns, PANEL]` f32.
+///
+/// # Safety
+/// The source has the columns, whole groups of them; `out` has room for them.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn fill_panel(isa: Isa, source: Source<'_>, columns: Range<usize>, out: *mut f32) {
+    isa.run(Fill { source, columns, out });
+}
+
+/// Writes columns of a panel as `[columns, PANEL]` f32. Whoever makes one vouches for what [`fill_panel`] asks.
 struct Fill<'a> {
     source: Source<'a>,
     columns: Range<usize>,

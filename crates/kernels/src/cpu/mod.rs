@@ -5,6 +5,8 @@
 //! alignment, so they can be used in a mapped file.
 
 mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod buffer;
 mod codec;

@@ -20,6 +20,8 @@ pub(crate) use portable::{Portable, unpack8};
 /// An instruction set that kernels can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
+    /// As [`Avx512`](Self::Avx512), and matrix registers for many rows of activations: AMX-BF16.
+    Amx,
     /// 512-bit vectors with integer dot products: AVX-512 F, BW, DQ, VL, VBMI and VNNI.
     Avx512,
     /// 256-bit vectors: AVX2, FMA, F16C and BMI2.
@@ -35,7 +37,7 @@ impl Isa {
     pub fn available() -> &'static [Isa] {
         static AVAILABLE: OnceLock<Vec<Isa>> = OnceLock::new();
         AVAILABLE.get_or_init(|| {
-            [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
+            [Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
                 .into_iter()
                 .filter(|isa| isa.detect())
                 .collect()
@@ -49,6 +51,8 @@ impl Isa {
 
     fn detect(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.detect() && super::amx::available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.detect()
@@ -81,7 +85,7 @@ impl Isa {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 if Self::available().contains(&self) => x86::Avx512::vectorize(kernel),
+                Isa::Amx | Isa::Avx512 if Self::available().contains(&self) => x86::Avx512::vectorize(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 if Self::available().contains(&self) => x86::Avx2::vectorize(kernel),
                 #[cfg(target_arch = "aarch64")]
@@ -94,7 +98,7 @@ impl Isa {
     /// Rows of activations that one tile of the matrix–matrix kernels takes with this instruction set.
     pub(crate) fn tile_rows(self) -> usize {
         match self {
-            Isa::Avx512 => 8,
+            Isa::Amx | Isa::Avx512 => 8,
             _ => 4,
         }
     }
