@@ -85,7 +85,7 @@ pub(crate) struct ModelArgs {
     pub(crate) threads: Option<usize>,
 
     /// Precision of activations in the CPU kernels' products with quantized weights
-    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
+    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int12)]
     pub(crate) activations: Activations,
 
     /// What the CPU kernels keep keys and values in
@@ -104,6 +104,8 @@ pub(crate) enum Activations {
     F32,
     /// 16-bit integers per 32 values, nearly lossless
     Int16,
+    /// The same, but 12 bits for prompts where the processor has matrix registers (AMX)
+    Int12,
 }
 
 /// The type of keys and values.
@@ -122,6 +124,7 @@ impl ModelArgs {
             precision: match self.activations {
                 Activations::F32 => Precision::F32,
                 Activations::Int16 => Precision::Int16,
+                Activations::Int12 => Precision::Int12,
             },
             interleave: !self.no_repack,
             kv: match self.kv_cache {

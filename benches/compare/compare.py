@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare Russet with llama.cpp and mlx-lm on the same weights, in one interleaved run.
 
-    compare.py [--threads 1,2] [--repeats 5] [--quick] [--out DIR]
+    compare.py [--threads 1,2] [--repeats 5] [--points prefill:512,decode:1] [--out DIR]
 
 Runs, on the starter model (SmolLM2-135M-Instruct):
   russet        the release binary of this checkout, fidelity l3, as `russet bench` measures
@@ -199,7 +199,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--threads", default="1,2", help="thread counts [default: 1,2]")
     p.add_argument("--repeats", type=int, default=5, help="interleaved repeats [default: 5]")
-    p.add_argument("--quick", action="store_true", help="prefill 512 and decode at 1 only")
+    p.add_argument("--points", help="such as prefill:512,decode:1024 [default: all of the above]")
     p.add_argument("--no-mlx-lm", action="store_true", help="leave the slow peer out")
     p.add_argument("--out", type=Path, default=ROOT / "target/compare", help="where results go")
     p.add_argument("--worker", help=argparse.SUPPRESS)
@@ -213,7 +213,9 @@ def main():
     shipped, requantized = gguf_files(a.out / "gguf")
     checkpoint = json.loads(subprocess.run([binary, "inspect", "--json"], check=True, capture_output=True,
                                            text=True).stdout)["path"]
-    points = [("prefill", 512), ("decode", 1)] if a.quick else POINTS
+    points = POINTS
+    if a.points:
+        points = [(what, int(prompt)) for what, prompt in (point.split(":") for point in a.points.split(","))]
     threads = [int(t) for t in a.threads.split(",")]
     competitors = {
         "russet": lambda t, prompt, decode: run_russet(binary, t, prompt, decode),

@@ -263,7 +263,7 @@ fn qmv(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
     for cpu in cpus {
         let mut line = format!("{n:5}x{k:<5} {format:?} {}T:", cpu.pool().threads());
         let bandwidth = machine.bandwidth(cpu);
-        for precision in [Precision::Int16, Precision::Int8, Precision::F32] {
+        for precision in [Precision::Int16, Precision::Int12, Precision::Int8, Precision::F32] {
             let mut input = PreparedInput::default();
             let per_call = (2 << 20) / bytes + 1;
             let mut next = 0;
@@ -299,7 +299,7 @@ fn qmm(machine: &Machine<'_>, cpus: &[Cpu], format: QuantFormat, n: usize, k: us
     for cpu in cpus {
         let peak = machine.peak(cpu);
         let mut line = format!("{n:5}x{k:<5} {format:?} M={m} {}T:", cpu.pool().threads());
-        for precision in [Precision::Int16, Precision::Int8, Precision::F32] {
+        for precision in [Precision::Int16, Precision::Int12, Precision::Int8, Precision::F32] {
             let mut input = PreparedInput::default();
             let times = ((2e9 / flops) as usize).clamp(5, 20);
             let mut time = |weights: Weights<'_>| {

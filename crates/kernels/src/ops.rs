@@ -180,6 +180,7 @@ impl Matrix {
             Storage::Quantized(stored) => stored.format,
         };
         match format {
+            QuantFormat::Affine { bits: ..=4, .. } => Kind::FewBits,
             QuantFormat::Affine { .. } | QuantFormat::Mxfp4 => Kind::Blocks32,
             QuantFormat::Nvfp4 => Kind::Blocks16,
             QuantFormat::Mxfp8 => Kind::Floats,
@@ -190,6 +191,7 @@ impl Matrix {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Dense,
+    FewBits,
     Blocks32,
     Blocks16,
     Floats,

@@ -14,8 +14,8 @@ use super::simd::{Isa, Kernel, Simd};
 /// How activations enter a product. With quantized weights, accumulation is exact within a block and f32 across
 /// blocks, and weights are never rounded; dense weights multiply f32 activations.
 ///
-/// Where there are matrix registers, many rows go through them at any precision but f32: activations and
-/// weights are then sums of two bf16 numbers each, with an error below 3e-5 of each term.
+/// Where there are matrix registers, many rows go through them at any precision but f32: if not as integers,
+/// activations and weights are sums of two bf16 numbers each, with an error below 3e-5 of each term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As they are.
@@ -23,8 +23,11 @@ pub enum Precision {
     /// Rounded to multiples of the largest magnitude in 32 columns (16 for nvfp4) divided by 32639: nearly
     /// lossless, with a relative error of products of a few 1e-5. Instruction sets on which f32 is as fast
     /// for several rows use that instead.
-    #[default]
     Int16,
+    /// As `Int16`, but many rows that meet codes of at most four bits in matrix registers are rounded to
+    /// multiples of the largest magnitude in 32 columns divided by 2039: a relative error of some 1e-4.
+    #[default]
+    Int12,
     /// The same with 127 steps: a relative error of several 1e-3.
     Int8,
 }
@@ -57,6 +60,9 @@ pub(crate) enum Layout {
     /// bf16 halves in the tiles of [`amx`](super::amx).
     #[cfg(target_arch = "x86_64")]
     Halves,
+    /// 12-bit integers in the tiles of [`amx::codes`](super::amx::codes).
+    #[cfg(target_arch = "x86_64")]
+    Int12,
 }
 
 /// Activations prepared for products with weights of one kind; reusable, so that a loop allocates nothing.
@@ -89,7 +95,8 @@ pub(crate) struct InputTile {
 
 impl PreparedInput {
     /// Prepares `x`, `rows` rows of `weights.cols()` activations, for products with `weights` and others of the
-    /// same kind: quantized formats in groups of 32 and more are of one kind, so are dense matrices.
+    /// same kind: affine formats of at most four bits are of one kind, the others in groups of 32 and more are,
+    /// and dense matrices.
     ///
     /// # Errors
     /// Where `x` has another length, or there are no rows.
@@ -110,6 +117,8 @@ impl PreparedInput {
         let tile_rows = match layout {
             #[cfg(target_arch = "x86_64")]
             Layout::Halves => amx::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Layout::Int12 => amx::codes::ROWS,
             _ => cpu.isa().tile_rows(),
         };
         *self =
@@ -131,6 +140,9 @@ impl PreparedInput {
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the layout is chosen where the machine has AMX only, which comes with AVX-512.
                     Layout::Halves => unsafe { amx::split_rows(source, cols, target) },
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: as above.
+                    Layout::Int12 => unsafe { amx::codes::round_rows(source, cols, target) },
                     _ => cpu.isa().run(FillTile { layout, rows: tile.padded_rows, cols, source, target }),
                 }
             }
@@ -144,6 +156,8 @@ impl PreparedInput {
             Layout::Integer { block, planes } => self.cols / block * (block * planes + 12),
             #[cfg(target_arch = "x86_64")]
             Layout::Halves => amx::tile_bytes(self.cols) / amx::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Layout::Int12 => amx::codes::tile_bytes(self.cols) / amx::codes::ROWS,
         }
     }
 
@@ -157,7 +171,7 @@ impl PreparedInput {
         let data = self.data.as_ptr().wrapping_add(first_row * self.row_bytes());
         let padded_rows = match self.layout {
             #[cfg(target_arch = "x86_64")]
-            Layout::Halves => amx::ROWS,
+            Layout::Halves | Layout::Int12 => self.tile_rows,
             _ => rows.next_power_of_two(),
         };
         InputTile { data, first_row, rows, padded_rows }
@@ -184,7 +198,9 @@ impl PreparedInput {
 fn layout_for(weights: Weights<'_>, precision: Precision, rows: usize, isa: Isa) -> Layout {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && rows >= AMX_ROWS && precision != Precision::F32 {
-        return Layout::Halves;
+        let rounds = matches!(precision, Precision::Int12 | Precision::Int8);
+        let is_small = weights.quant_format().is_some_and(amx::codes::accepts);
+        return if rounds && is_small { Layout::Int12 } else { Layout::Halves };
     }
     let Some(format) = weights.quant_format() else {
         return if rows <= PLAIN_ROWS { Layout::Plain } else { Layout::F32Tiles };
@@ -192,7 +208,7 @@ fn layout_for(weights: Weights<'_>, precision: Precision, rows: usize, isa: Isa)
     // Without a dot product of bytes, two planes of them cost more than f32 once tiles have several rows.
     let slow_planes = isa == Isa::Avx2 && rows > 2;
     let planes = match precision {
-        Precision::Int16 if !slow_planes => 2,
+        Precision::Int16 | Precision::Int12 if !slow_planes => 2,
         Precision::Int8 => 1,
         _ => return Layout::F32Tiles,
     };
@@ -245,7 +261,7 @@ impl Kernel for FillTile<'_> {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Layout::Halves => {}
+            Layout::Halves | Layout::Int12 => {}
         }
     }
 }

@@ -124,6 +124,8 @@ impl<'a> Product<'a> {
         let fits = match (weights.quant_format(), input.layout) {
             #[cfg(target_arch = "x86_64")]
             (_, Layout::Halves) => true,
+            #[cfg(target_arch = "x86_64")]
+            (Some(format), Layout::Int12) => amx::codes::accepts(format),
             (None, Layout::Plain | Layout::F32Tiles) | (Some(_), Layout::F32Tiles) => true,
             (Some(format), Layout::Integer { block, .. }) => {
                 format.has_integer_codes() && format.block() == block
@@ -154,7 +156,7 @@ impl<'a> Product<'a> {
     fn by_rows(&self) -> bool {
         match self.weights {
             Weights::Dense(_) => self.input.layout == Layout::Plain,
-            Weights::Quantized(_) => self.input.rows <= STORED_ROWS && self.unit_outputs() == PANEL,
+            Weights::Quantized(_) => self.input.rows <= STORED_ROWS,
             Weights::Interleaved(_) => false,
         }
     }
@@ -229,6 +231,10 @@ impl<'a> Product<'a> {
                 }
                 let source = self.source(panel, &mut panel_scratch[0]);
                 match source {
+                    #[cfg(target_arch = "x86_64")]
+                    mm::Source::Panel(format, panel) if self.input.layout == Layout::Int12 => {
+                        amx::codes::multiply_panel(isa, format, panel, self.input.cols, tiles, out, scratch);
+                    }
                     mm::Source::Panel(format, panel) if self.input.planes() > 0 || self.input.rows == 1 => {
                         let (panel, planes) = (panel.as_ptr(), self.input.planes());
                         let groups = self.input.cols / format.group();
@@ -310,6 +316,7 @@ mod tests {
         match precision {
             Precision::F32 => 1e-6,
             Precision::Int16 => 1e-4,
+            Precision::Int12 => 1.5e-3,
             Precision::Int8 => 2e-2,
         }
     }
@@ -327,7 +334,8 @@ mod tests {
                     let (reference, magnitude) = product_f64(&weights, &x, cols);
                     for cpu in cpus() {
                         let interleaved = Interleaved::new(&cpu, &[matrix.view()]).unwrap();
-                        for precision in [Precision::F32, Precision::Int16, Precision::Int8] {
+                        for precision in [Precision::F32, Precision::Int16, Precision::Int12, Precision::Int8]
+                        {
                             let a = multiply(&cpu, matrix.view(), &x, m, precision);
                             let b = multiply(&cpu, &interleaved, &x, m, precision);
                             for (i, &magnitude) in magnitude.iter().enumerate() {
@@ -359,9 +367,12 @@ mod tests {
                 let x = rng.normals(m * 1536);
                 let (reference, _) = product_f64(&weights, &x, 1536);
                 for cpu in cpus() {
-                    for (precision, limit) in
-                        [(Precision::F32, 2e-6), (Precision::Int16, 6e-5), (Precision::Int8, 9e-3)]
-                    {
+                    for (precision, limit) in [
+                        (Precision::F32, 2e-6),
+                        (Precision::Int16, 6e-5),
+                        (Precision::Int12, 6e-4),
+                        (Precision::Int8, 9e-3),
+                    ] {
                         let y = multiply(&cpu, matrix.view(), &x, m, precision);
                         let error = relative_error(&y, &reference);
                         assert!(error < limit, "{cpu:?} {bits} bits, {m} rows, {precision:?}: {error:e}");
@@ -381,7 +392,7 @@ mod tests {
             let x = rng.normals(m * 576);
             let (reference, _) = product_f64(&weights, &x, 576);
             for cpu in cpus() {
-                for precision in [Precision::F32, Precision::Int16, Precision::Int8] {
+                for precision in [Precision::F32, Precision::Int16, Precision::Int12, Precision::Int8] {
                     let y = multiply(&cpu, matrix.view(), &x, m, precision);
                     let error = relative_error(&y, &reference);
                     assert!(error < bound(precision), "{cpu:?} {precision:?}: {error:e}");
@@ -420,11 +431,12 @@ mod tests {
     }
 
     #[test]
-    fn extreme_activations_give_finite_outputs() {
+    fn extreme_activations_and_empty_groups_give_finite_outputs() {
         let mut rng = Rng::new(5);
         for format in formats() {
             let cols = 2 * format.group();
-            let matrix = RandomMatrix::new(format, 20, cols, &mut rng);
+            let mut matrix = RandomMatrix::new(format, 20, cols, &mut rng);
+            matrix.clear_first_group();
             let weights = dequantized(&matrix.view());
             let mut huge = rng.normals(cols);
             huge[cols / 2] = 1e30;
@@ -433,14 +445,15 @@ mod tests {
             let mut mixed = vec![0.0; cols];
             mixed[..16].copy_from_slice(&rng.normals(16));
             for x in [vec![0.0; cols], huge, tiny, mixed] {
-                for m in [1, 4] {
+                for m in [1, 4, 16] {
                     let x = x.repeat(m);
                     let (reference, _) = product_f64(&weights, &x, cols);
                     // Rounding errors scale with the largest activation of a block.
                     let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
                     let magnitude = product_f64(&weights, &vec![largest; x.len()], cols).1;
                     for cpu in cpus() {
-                        for precision in [Precision::F32, Precision::Int16, Precision::Int8] {
+                        for precision in [Precision::F32, Precision::Int16, Precision::Int12, Precision::Int8]
+                        {
                             for y in [
                                 multiply(&cpu, matrix.view(), &x, m, precision),
                                 multiply(
@@ -475,7 +488,7 @@ mod tests {
             let mut x = rng.normals(64);
             x[5] = f32::NAN;
             for cpu in cpus() {
-                for precision in [Precision::F32, Precision::Int16, Precision::Int8] {
+                for precision in [Precision::F32, Precision::Int16, Precision::Int12, Precision::Int8] {
                     let y = multiply(&cpu, matrix.view(), &x, 1, precision);
                     assert!(y.iter().all(|y| y.is_nan()), "{cpu:?} {format:?} {precision:?}: {y:?}");
                 }

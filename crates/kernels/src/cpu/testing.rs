@@ -95,6 +95,15 @@ impl RandomMatrix {
         Self { format, rows, cols, codes, scales, biases }
     }
 
+    /// Makes the first group's scale and bias the least there are: zero, where the format has it.
+    pub(crate) fn clear_first_group(&mut self) {
+        let groups = self.rows * self.cols / self.format.group();
+        for values in [&mut self.scales, &mut self.biases] {
+            let width = (values.len() - 1) / groups;
+            values[1..1 + width].fill(0);
+        }
+    }
+
     pub(crate) fn view(&self) -> QuantizedMatrix<'_> {
         let (c, s, b) = (&self.codes[1..], &self.scales[1..], &self.biases[1..]);
         QuantizedMatrix::new(self.format, self.rows, self.cols, c, s, b).unwrap()

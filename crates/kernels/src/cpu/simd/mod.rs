@@ -20,7 +20,7 @@ pub(crate) use portable::{Portable, unpack8};
 /// An instruction set that kernels can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
-    /// As [`Avx512`](Self::Avx512), and matrix registers for many rows of activations: AMX-BF16.
+    /// As [`Avx512`](Self::Avx512), and matrix registers for many rows of activations: AMX-BF16 and AMX-INT8.
     Amx,
     /// 512-bit vectors with integer dot products: AVX-512 F, BW, DQ, VL, VBMI and VNNI.
     Avx512,
