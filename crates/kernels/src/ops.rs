@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use russet_mlx::{
     Array, CpuOp, Dtype, Element, Error, Input, MappedSlice, Output, OutputSpec, Result, custom,
 };
@@ -713,20 +714,27 @@ fn wrong_type() -> Error {
 /// A type that keys and values are kept in.
 trait KvElement: Element {
     const FLOAT: FloatType;
-    fn round(value: f32) -> Self;
+    fn round(values: &[f32], out: &mut [Self]);
 }
 impl KvElement for f16 {
     const FLOAT: FloatType = FloatType::F16;
-    fn round(value: f32) -> Self {
-        // What is finite stays finite; an infinity is a fault that must show in the logits.
-        let largest = if value.is_finite() { Self::MAX.to_f32() } else { f32::INFINITY };
-        Self::from_f32(value.clamp(-largest, largest))
+    fn round(values: &[f32], out: &mut [Self]) {
+        let mut clamped = [0.0; 64];
+        for (values, out) in values.chunks(clamped.len()).zip(out.chunks_mut(clamped.len())) {
+            let clamped = &mut clamped[..values.len()];
+            for (clamped, &value) in clamped.iter_mut().zip(values) {
+                // What is finite stays finite; an infinity is a fault that must show in the logits.
+                let largest = if value.is_finite() { Self::MAX.to_f32() } else { f32::INFINITY };
+                *clamped = value.clamp(-largest, largest);
+            }
+            out.convert_from_f32_slice(clamped);
+        }
     }
 }
 impl KvElement for f32 {
     const FLOAT: FloatType = FloatType::F32;
-    fn round(value: f32) -> Self {
-        value
+    fn round(values: &[f32], out: &mut [Self]) {
+        out.copy_from_slice(values);
     }
 }
 
@@ -830,9 +838,7 @@ fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall
     for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
         for (head, values) in row.chunks_exact(dim).enumerate() {
             let at = (head * call.cache.capacity + call.offset + i) * dim;
-            for (target, &value) in cache[at..at + dim].iter_mut().zip(values) {
-                *target = T::round(value);
-            }
+            T::round(values, &mut cache[at..at + dim]);
         }
     }
 }
