@@ -9,6 +9,8 @@ fn main() {
     println!("cargo:rerun-if-env-changed=DEP_MLX_LIB");
     let Ok(lib) = std::env::var("DEP_MLX_LIB") else { return };
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
+    // For tests that compile against MLX's headers.
+    println!("cargo:rustc-env=MLX_INCLUDE={lib}/../include");
     let origin = if cfg!(target_os = "macos") { "@loader_path" } else { "$ORIGIN" };
     println!("cargo:rustc-link-arg=-Wl,-rpath,{origin}/../lib/mlx/lib");
 }
