@@ -150,6 +150,8 @@ ARCHS = {
               num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[1],
               moe_intermediate_size=64, norm_topk_prob=True)), "qwen"),
     "qwen3_5": (128, 8, lambda h, l: _qwen35(h, l), "qwen"),
+    "qwen3_5-flat": (128, 8, lambda h, l: dict(_qwen35(h, l)["text_config"], model_type="qwen3_5"), "qwen"),
+    "qwen3_5_text": (128, 8, lambda h, l: _qwen35(h, l)["text_config"], "qwen"),
     "qwen3_5_moe": (128, 4, lambda h, l: _qwen35(h, l, moe=True), "qwen"),
     "llama": (128, 4, lambda h, l: _base(h, l, model_type="llama", tie_word_embeddings=True), "qwen"),
     "llama-sliding": (128, 4, lambda h, l: dict(
@@ -193,3 +195,14 @@ PLUS_ONE = {"gemma", "gemma2"}  # norms stored as (weight - 1)
 # Model types whose classes drop these tensors of upstream checkpoints.
 DROPS_INV_FREQ = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "olmo2"}
 DROPS_TIED_HEAD = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "qwen3", "granite"}
+
+
+def register_model_types():
+    """Make known to mlx-lm what mlx-optiq adds to it: the text model of Qwen3.5 on its own."""
+    import sys
+    import types
+
+    from mlx_lm.models import qwen3_5
+    module = types.ModuleType("mlx_lm.models.qwen3_5_text")
+    module.Model, module.ModelArgs = qwen3_5.TextModel, qwen3_5.TextModelArgs
+    sys.modules[module.__name__] = module

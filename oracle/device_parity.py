@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 FLOATS = ["bfloat16", "float16", "float32"]
 FORMATS = [{"bits": 0}, {"bits": 4, "group": 64}, {"bits": 8, "group": 32}, {"mode": "mxfp4"}, {"mode": "nvfp4"},
            {"mode": "mxfp8"}]
-PROMPTS = {"llama": [1, 3, 257, 2049], "llama-sliding": [1, 300]}
+PROMPTS = {"llama": [1, 3, 257, 2049], "llama-sliding": [1, 300], "qwen3_5": [1, 3, 300]}
+# Three layers with linear attention and one with full attention.
+LAYERS = {"qwen3_5": 4}
 
 
 def differences(expected, actual):
@@ -42,13 +44,13 @@ def parity(binary, folder):
     from make_fixture import make_fixture
     from reference import make_reference
     failures, number = 0, 0
-    cases = [(arch, dtype, fmt) for arch in ["llama", "llama-sliding"] for dtype in FLOATS for fmt in FORMATS]
+    cases = [(arch, dtype, fmt) for arch in PROMPTS for dtype in FLOATS for fmt in FORMATS]
     for arch, dtype, fmt in cases:
         name = f"{arch} {dtype} {json.dumps(fmt)}"
         number += 1
         model = folder / f"model-{number}"
         try:
-            make_fixture(model, {"arch": arch, "dtype": dtype, "layers": 2, "hidden": 128, **fmt})
+            make_fixture(model, {"arch": arch, "dtype": dtype, "layers": LAYERS.get(arch, 2), "hidden": 128, **fmt})
         except Exception as e:
             print(f"{name}: no fixture on this device: {e}")
             continue

@@ -19,7 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from architectures import ARCHS, DROPS_INV_FREQ, DROPS_TIED_HEAD, PLUS_ONE
+from architectures import ARCHS, DROPS_INV_FREQ, DROPS_TIED_HEAD, PLUS_ONE, register_model_types
 from fixture_tokenizer import write_tokenizer
 
 # What is made when a specification does not say otherwise.
@@ -103,8 +103,8 @@ def hub_layout(arch, weights, config):
         return name.replace(old, new, 1) if name.startswith(old) else name
 
     nested = "text_config" in config
-    out = {rename(k, "language_model.model.", "model.language_model.") if nested else k: v
-           for k, v in weights.items()}
+    out = {rename(rename(k, "language_model.model.", "model.language_model."), "language_model.lm_head.", "lm_head.")
+           if nested else k: v for k, v in weights.items()}
     fused = ".experts.switch_glu." if arch.startswith("gemma4") else ".switch_mlp."
     for k in [k for k in out if k.endswith(f"{fused}gate_proj.weight")]:
         base = k.removesuffix(f"{fused}gate_proj.weight")
@@ -116,6 +116,13 @@ def hub_layout(arch, weights, config):
         else:
             out[f"{base}.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
             out[f"{base}.experts.down_proj"] = down
+    if arch.startswith("qwen3_5"):
+        for k, v in out.items():
+            if k.endswith("conv1d.weight"):
+                out[k] = mx.contiguous(v.moveaxis(2, 1))
+            elif k.endswith("norm.weight") and not k.endswith("linear_attn.norm.weight"):
+                out[k] = v - 1.0
+        out |= {f"{m}.weight": mx.random.normal((4, 4)) for m in ["model.visual.merger", "mtp.layers.0.input_layernorm"]}
     if arch.startswith("gemma4"):
         text = config.get("text_config", config)
         n = text["num_hidden_layers"]
@@ -169,11 +176,13 @@ def make_fixture(out, spec):
         target = config["text_config"] if key in config.get("text_config", {}) else config
         target[key] = value
     for key in s.unset:
-        config.pop(key)
+        target = config["text_config"] if key in config.get("text_config", {}) else config
+        target.pop(key)
     dtype = getattr(mx, s.dtype)
     mx.random.seed(s.seed)
 
     from mlx_lm.utils import _get_classes
+    register_model_types()
     args = copy.deepcopy(config)  # some model classes take keys out of it
     model_class, args_class = _get_classes(args)
     model = model_class(args_class.from_dict(args))

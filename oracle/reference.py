@@ -125,7 +125,9 @@ def save(out, arrays, settings):
 
 def make_reference(model_dir, out, spec):
     """Run the checkpoint in `model_dir` as `spec` says and save the results in the file `out`."""
+    from architectures import register_model_types
     from mlx_lm.utils import load_model
+    register_model_types()
     unknown = set(spec) - set(DEFAULTS)
     if unknown:
         raise ValueError(f"unknown reference options {sorted(unknown)}")

@@ -1,5 +1,4 @@
-//! Configs of checkpoints: the first byte chooses how the weights are stored, the rest is config.json. What loads must
-//! run.
+//! Configs of checkpoints: the first byte chooses the weights, the rest is config.json. What loads must run.
 
 #![no_main]
 
@@ -15,12 +14,18 @@ use tempfile::TempDir;
 const FORMATS: [Format; 5] =
     [Format::Dense, Format::Affine { bits: 4, group: 32 }, Format::Mxfp4, Format::Mxfp8, Format::Nvfp4];
 
-static DIRECTORIES: LazyLock<[TempDir; 5]> = LazyLock::new(|| {
-    FORMATS.map(|format| {
+static DIRECTORIES: LazyLock<Vec<TempDir>> = LazyLock::new(|| {
+    let write = |checkpoint: TinyCheckpoint| {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        TinyCheckpoint::llama(format).write(directory.path());
+        checkpoint.write(directory.path());
         directory
-    })
+    };
+    FORMATS
+        .map(TinyCheckpoint::llama)
+        .into_iter()
+        .chain(FORMATS.map(TinyCheckpoint::qwen3_5))
+        .map(write)
+        .collect()
 });
 
 fuzz_target!(|input: &[u8]| {

@@ -9,7 +9,9 @@ use russet_engine::evaluate::Recording;
 use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
 use russet_model::{CpuOptions, Fidelity, Model, Tier};
-use russet_testing::{Case, Oracle, Reference, ReferenceSpec, dense_cases, llama_cases, sampling_cases};
+use russet_testing::{
+    Case, Oracle, Reference, ReferenceSpec, dense_cases, llama_cases, qwen3_5_cases, sampling_cases,
+};
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
     let (s, p) = (&spec.sampling, &spec.processors);
@@ -133,6 +135,11 @@ fn llama_equals_the_reference_bit_for_bit() {
 #[test]
 fn other_dense_families_equal_the_reference_bit_for_bit() {
     assert_parity(dense_cases());
+}
+
+#[test]
+fn qwen3_5_equals_the_reference_bit_for_bit() {
+    assert_parity(qwen3_5_cases());
 }
 
 #[test]

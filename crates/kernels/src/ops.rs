@@ -13,8 +13,8 @@ use russet_mlx::{
 };
 
 use crate::cpu::{
-    self, Activation, Attention, Cpu, DenseMatrix, FloatType, Interleaved, KernelError, KeyValues, Mask,
-    Precision, PreparedInput, Product, QuantFormat, QuantizedMatrix, Rotations, Weights,
+    self, Activation, Attention, Cpu, DeltaShape, DenseMatrix, FloatType, Interleaved, KernelError,
+    KeyValues, Mask, Precision, PreparedInput, Product, QuantFormat, QuantizedMatrix, Rotations, Weights,
 };
 
 /// How operations compute: the processor, and the precision of activations in products.
@@ -278,6 +278,8 @@ pub struct AttentionCall {
     pub scale: f32,
     /// Where given, scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
+    /// Whether queries have gates behind those of each head, whose sigmoids multiply the head's output.
+    pub output_gate: bool,
     /// A query sees this many keys; all up to its own where absent.
     pub window: Option<usize>,
     /// Rotations of the new positions, if any.
@@ -379,6 +381,39 @@ pub struct AttentionOutput {
     pub appended: Array,
 }
 
+/// The recurrent part of a gated delta net: a causal convolution and the delta rule.
+#[derive(Debug)]
+pub struct DeltaRule {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a query or key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Weights of the convolution, `[channels, taps]`; channels are all queries, all keys, all values.
+    pub conv: Vec<f32>,
+    /// Logarithm of the decay rate of each value head.
+    pub a_log: Vec<f32>,
+    /// Added to the decay's input, for each value head.
+    pub dt_bias: Vec<f32>,
+}
+
+impl DeltaRule {
+    fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+}
+
 impl Ops {
     /// Operations on `threads` threads (the physical cores where absent).
     pub fn new(threads: Option<usize>, precision: Precision) -> Arc<Self> {
@@ -469,7 +504,7 @@ impl Ops {
     /// Normalizes and rotates queries and keys, appends keys and values to the cache, attends, projects, and adds
     /// to `hidden`.
     ///
-    /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`; `after` is what the previous call on the
+    /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`, queries twice as wide with gates; `after` is what the previous call on the
     /// cache returned as `appended`.
     pub fn attention(
         self: &Arc<Self>,
@@ -486,6 +521,51 @@ impl Ops {
         let [hidden, appended] = <[Array; 2]>::try_from(custom(op, &inputs, outputs)?)
             .map_err(|_| Error::new("attention returned too few arrays"))?;
         Ok(AttentionOutput { hidden, appended })
+    }
+
+    /// The convolution and the delta rule of a gated delta net over the tokens of one sequence.
+    ///
+    /// `qkv` is `[1, seq, channels]`, `a` and `b` are `[1, seq, value_heads]`. `state` is what the call before
+    /// returned behind the outputs, `None` at the start. Returns the outputs `[1, seq, values]`, the convolution's
+    /// tail `[1, taps - 1, channels]` and the memory `[1, value_heads, value_dim, key_dim]`; state that nothing else
+    /// holds is updated in place.
+    pub fn gated_delta(
+        self: &Arc<Self>,
+        rule: &Arc<DeltaRule>,
+        [qkv, a, b]: [&Array; 3],
+        state: Option<[&Array; 2]>,
+    ) -> Result<[Array; 3]> {
+        let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let taps = rule.conv.len() / rule.channels().max(1);
+        let tail = vec![1, size(taps) - 1, size(rule.channels())];
+        let memory = vec![1, size(rule.value_heads), size(rule.value_dim), size(rule.key_dim)];
+        let [old_tail, old_memory] = match state {
+            Some(state) => state.map(Array::clone),
+            None => [Array::zeros(&tail, Dtype::F32)?, Array::zeros(&memory, Dtype::F32)?],
+        };
+        let outputs = vec![
+            OutputSpec::new(with_last(qkv.shape(), rule.values(), false), Dtype::F32),
+            OutputSpec::in_place(tail, Dtype::F32, 3),
+            OutputSpec::in_place(memory, Dtype::F32, 4),
+        ];
+        let op = GatedDelta { ops: self.clone(), rule: rule.clone() };
+        custom(op, &[qkv.clone(), a.clone(), b.clone(), old_tail, old_memory], outputs)?
+            .try_into()
+            .map_err(|_| Error::new("the delta rule returned too few arrays"))
+    }
+
+    /// `residual + output(norm(x) * silu(gate))`, where the norm is that of each head.
+    pub fn gated_output(
+        self: &Arc<Self>,
+        x: &Array,
+        gate: &Array,
+        norm: &Arc<Norm>,
+        output: &Arc<Matrix>,
+        residual: &Array,
+    ) -> Result<Array> {
+        let op = GatedOutput { ops: self.clone(), norm: norm.clone(), output: output.clone() };
+        let outputs = vec![OutputSpec::in_place(residual.shape(), Dtype::F32, 2)];
+        one(custom(op, &[x.clone(), gate.clone(), residual.clone()], outputs)?)
     }
 
     /// Multiplies `rows` rows of `x` with each matrix into the output beside it, biases added.
@@ -750,7 +830,7 @@ impl Attend {
         let ([q, k, v, ..], [hidden, appended]) = (inputs, outputs) else { return Err(wrong_count()) };
         let (queries, keys, values) = (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?);
         let (q_width, kv_width) = (call.heads * call.head_dim, call.kv_heads * call.head_dim);
-        let rows = rows_of(queries, q_width)?;
+        let rows = rows_of(queries, if call.output_gate { 2 * q_width } else { q_width })?;
         if keys.len() != rows * kv_width || values.len() != keys.len() {
             return Err(Error::new("keys and values do not have the rows of the queries"));
         }
@@ -761,6 +841,19 @@ impl Attend {
         appended.as_mut_slice::<u32>()?.fill(0);
 
         SCRATCH.with_borrow_mut(|scratch| {
+            let gated = if call.output_gate { queries.len() } else { 0 };
+            let (own, gates) = take(&mut scratch.normalized, gated).split_at_mut(gated / 2);
+            let queries = match call.output_gate {
+                false => queries,
+                true => {
+                    for (i, both) in queries.chunks_exact(2 * call.head_dim).enumerate() {
+                        let head = i * call.head_dim..(i + 1) * call.head_dim;
+                        own[head.clone()].copy_from_slice(&both[..call.head_dim]);
+                        gates[head].copy_from_slice(&both[call.head_dim..]);
+                    }
+                    &*own
+                }
+            };
             let rotated_queries = take(&mut scratch.first, queries.len());
             let rotated_keys = take(&mut scratch.second, keys.len());
             match &call.qk_norms {
@@ -809,7 +902,16 @@ impl Attend {
                 mask: call.window.map_or(Mask::Causal, Mask::Window),
             };
             cpu::attention(&self.ops.cpu, &args, attended, (call.head_dim, q_width)).map_err(error)?;
-            let buffers = [&mut scratch.normalized, &mut scratch.first];
+            let attended = match call.output_gate {
+                false => attended,
+                true => {
+                    let out = take(&mut scratch.first, attended.len());
+                    cpu::gated(&self.ops.cpu, Activation::Sigmoid, gates, attended, q_width, q_width, out)
+                        .map_err(error)?;
+                    out
+                }
+            };
+            let buffers = [&mut scratch.normalized, &mut scratch.second];
             let output = (&*call.output, &call.residual);
             add_product(&self.ops, output, attended, &mut scratch.prepared, buffers, hidden)
         })
@@ -840,6 +942,80 @@ fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall
             let at = (head * call.cache.capacity + call.offset + i) * dim;
             T::round(values, &mut cache[at..at + dim]);
         }
+    }
+}
+
+/// Added to sums of squares of queries and keys.
+const DELTA_EPS: f32 = 1e-6;
+
+struct GatedDelta {
+    ops: Arc<Ops>,
+    rule: Arc<DeltaRule>,
+}
+
+impl CpuOp for GatedDelta {
+    fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+        let ([qkv, a, b], [out, tail, memory]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let (qkv, a, b) = (qkv.as_slice::<f32>()?, a.as_slice::<f32>()?, b.as_slice::<f32>()?);
+        let DeltaRule { key_heads, value_heads, key_dim, value_dim, conv, a_log, dt_bias } = &*self.rule;
+        let (keys, values, channels) = (self.rule.keys(), self.rule.values(), self.rule.channels());
+        let cpu = &self.ops.cpu;
+        let len = rows_of(qkv, channels)?;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let convolved = take(&mut scratch.first, qkv.len());
+            cpu::causal_conv_silu(cpu, qkv, channels, conv, tail.as_mut_slice()?, convolved)
+                .map_err(error)?;
+
+            // Queries, keys and values apart, and the first two with a length of 1 each.
+            let (apart, v) = take(&mut scratch.second, qkv.len()).split_at_mut(2 * len * keys);
+            let (q, k) = apart.split_at_mut(len * keys);
+            for (i, row) in convolved.chunks_exact(channels).enumerate() {
+                q[i * keys..(i + 1) * keys].copy_from_slice(&row[..keys]);
+                k[i * keys..(i + 1) * keys].copy_from_slice(&row[keys..2 * keys]);
+                v[i * values..(i + 1) * values].copy_from_slice(&row[2 * keys..]);
+            }
+            let normalized = take(&mut scratch.third, 2 * len * keys);
+            let scale = (*key_dim as f32).sqrt().recip();
+            let eps = DELTA_EPS * scale * scale;
+            cpu::rms_norm(cpu, apart, *key_dim, None, eps, normalized).map_err(error)?;
+            let (q, k) = normalized.split_at_mut(len * keys);
+            q.iter_mut().for_each(|x| *x *= scale * scale);
+            k.iter_mut().for_each(|x| *x *= scale);
+
+            let (decay, beta) = take(&mut scratch.normalized, 2 * a.len()).split_at_mut(a.len());
+            cpu::delta_gates(a, b, a_log, dt_bias, decay, beta).map_err(error)?;
+            let shape = DeltaShape {
+                len,
+                key_heads: *key_heads,
+                value_heads: *value_heads,
+                key_dim: *key_dim,
+                value_dim: *value_dim,
+            };
+            let (memory, out) = (memory.as_mut_slice()?, out.as_mut_slice()?);
+            cpu::gated_delta(cpu, shape, q, k, v, decay, beta, memory, out).map_err(error)
+        })
+    }
+}
+
+struct GatedOutput {
+    ops: Arc<Ops>,
+    norm: Arc<Norm>,
+    output: Arc<Matrix>,
+}
+
+impl CpuOp for GatedOutput {
+    fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
+        let ([x, gate], [out]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let (x, gate) = (x.as_slice::<f32>()?, gate.as_slice::<f32>()?);
+        let (cpu, width) = (&self.ops.cpu, self.output.columns());
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch { prepared, normalized: buffer, first, second, third } = scratch;
+            let normalized = take(first, x.len());
+            self.norm.run(cpu, x, normalized)?;
+            let inner = take(second, x.len());
+            cpu::gated(cpu, Activation::Silu, gate, normalized, width, width, inner).map_err(error)?;
+            add_product(&self.ops, (&self.output, &Residual::Plain), inner, prepared, [buffer, third], out)
+        })
     }
 }
 

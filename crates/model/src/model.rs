@@ -2,6 +2,7 @@ use std::path::Path;
 
 use russet_mlx::{Array, Dtype, MappedFile};
 
+use crate::cache::LayerCache;
 use crate::graphs::{self, Graph, Shape};
 use crate::layers::Loader;
 use crate::{
@@ -20,6 +21,8 @@ pub struct Model {
     owned_bytes: usize,
     /// Bytes per value of keys and values.
     kv_value_size: usize,
+    /// Bytes of a sequence's state that do not grow with its length.
+    state_bytes: usize,
 }
 
 /// Where a model's memory goes, in bytes.
@@ -31,7 +34,7 @@ pub struct Footprint {
     pub weights_mapped: bool,
     /// Weights that were interleaved into memory of their own.
     pub weights_interleaved: usize,
-    /// Keys and values for the context asked for.
+    /// Keys and values for the context asked for, and the state of recurrent layers.
     pub kv_cache: usize,
 }
 
@@ -63,12 +66,23 @@ impl Model {
             })
             .map(|(_, info)| info.elements() as u64)
             .sum();
+        let (activations, state_bytes) = activations_and_state(graph.as_ref())?;
         let kv_value_size = match numerics {
-            Numerics::Mlx => activation_dtype(graph.as_ref())?.size(),
+            Numerics::Mlx => activations.size(),
             Numerics::Kernels { kv, .. } => kv.size(),
         };
         let parameters = packed + dense;
-        Ok(Self { checkpoint, quantization, numerics, files, graph, parameters, owned_bytes, kv_value_size })
+        Ok(Self {
+            checkpoint,
+            quantization,
+            numerics,
+            files,
+            graph,
+            parameters,
+            owned_bytes,
+            kv_value_size,
+            state_bytes,
+        })
     }
 
     /// The config files it came from.
@@ -145,13 +159,15 @@ impl Model {
             weights: self.files.tensors().map(|(_, info)| info.nbytes()).sum(),
             weights_mapped: MappedFile::is_zero_copy(),
             weights_interleaved: self.owned_bytes,
-            kv_cache: kv_values.saturating_mul(self.kv_value_size),
+            kv_cache: kv_values.saturating_mul(self.kv_value_size).saturating_add(self.state_bytes),
         }
     }
 }
 
-/// The dtype of the hidden states. Nothing is computed for it.
-fn activation_dtype(graph: &dyn Graph) -> Result<Dtype> {
-    let token = Array::zeros([1, 1], Dtype::U32)?;
-    Ok(graph.forward(&token, &mut graph.new_cache())?.dtype())
+/// The dtype of the hidden states, and the bytes of state of recurrent layers. Nothing is computed for them.
+fn activations_and_state(graph: &dyn Graph) -> Result<(Dtype, usize)> {
+    let mut cache = graph.new_cache();
+    let hidden = graph.forward(&Array::zeros([1, 1], Dtype::U32)?, &mut cache)?;
+    let recurrent = cache.layers.iter().filter(|layer| matches!(layer, LayerCache::Recurrent(_)));
+    Ok((hidden.dtype(), recurrent.map(LayerCache::nbytes).sum()))
 }

@@ -14,7 +14,7 @@ pub struct QuantizationConfig {
 
 impl QuantizationConfig {
     /// Reads `quantization`, or the quantization methods of other tools that keep weights in MLX's
-    /// layout from `quantization_config`; `None` for a dense checkpoint.
+    /// layout from `quantization_config`, or from that of the text model; `None` for a dense checkpoint.
     ///
     /// # Errors
     /// For unknown modes and methods, and for group sizes and bit widths that MLX does not have.
@@ -22,7 +22,10 @@ impl QuantizationConfig {
         if let Some(object) = config.object("quantization")? {
             return Self::parse(&object).map(Some);
         }
-        let Some(object) = config.object("quantization_config")? else { return Ok(None) };
+        let own = config.object("quantization_config")?;
+        let text = config.object("text_config")?;
+        let of_text = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+        let Some(object) = own.or(of_text) else { return Ok(None) };
         let mode = match object.required_text("quant_method")? {
             "mxfp4" => QuantizationMode::Mxfp4,
             "mxfp8" => QuantizationMode::Mxfp8,

@@ -4,8 +4,10 @@
 //! change behaviour with length. The formats are covered in full, the other features each with every dtype.
 
 mod dense;
+mod qwen3_5;
 
 pub use dense::{dense_cases, dense_families};
+pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
 
 use std::collections::BTreeMap;
 
@@ -519,7 +521,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for cases in [llama_cases(), sampling_cases(), dense_cases()] {
+        for cases in [llama_cases(), sampling_cases(), dense_cases(), qwen3_5_cases()] {
             let names: HashSet<_> = cases.iter().map(|case| &case.name).collect();
             assert_eq!(names.len(), cases.len());
         }

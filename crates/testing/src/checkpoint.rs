@@ -17,8 +17,7 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 8;
 const VOCABULARY: usize = 48;
 
-/// A llama checkpoint of two layers in float32 with an untied head. All of it can be changed before it is
-/// written.
+/// A checkpoint of two layers in float32 with an untied head. All of it can be changed before it is written.
 #[derive(Clone, Debug)]
 pub struct TinyCheckpoint {
     /// What config.json will hold.
@@ -55,24 +54,14 @@ impl Tensor {
 impl TinyCheckpoint {
     /// A checkpoint whose linear layers and embedding are stored in `format`.
     pub fn llama(format: Format) -> Self {
-        let mut state = 1_u64;
-        let mut random = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 32) as u32
-        };
-        let mut checkpoint = Self {
-            config: object(json!({
-                "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-                "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-                "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
-                "tie_word_embeddings": false,
-            })),
-            tensors: BTreeMap::new(),
-        };
-        if let Some((mode, bits, group)) = packing(format) {
-            let quantization = json!({ "group_size": group, "bits": bits, "mode": mode });
-            checkpoint.config.insert("quantization".into(), quantization);
-        }
+        let config = json!({
+            "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+            "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+            "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+            "tie_word_embeddings": false,
+        });
+        let mut checkpoint = Self::new(config, format);
+        let mut random = random_words();
         let mut matrix = |name: &str, rows, columns| {
             checkpoint.matrix(name, rows, columns, format, &mut random);
         };
@@ -91,17 +80,99 @@ impl TinyCheckpoint {
                 matrix(&format!("model.layers.{layer}.{name}"), rows, columns);
             }
         }
-        let norms = (0..LAYERS)
-            .flat_map(|layer| {
-                ["input_layernorm", "post_attention_layernorm"]
-                    .map(|name| format!("model.layers.{layer}.{name}.weight"))
-            })
-            .chain(["model.norm.weight".into()]);
-        for name in norms {
-            let ones = Tensor::filled(Dtype::F32, &[HIDDEN], &1_f32.to_le_bytes());
-            checkpoint.tensors.insert(name, ones);
+        for layer in 0..LAYERS {
+            for name in ["input_layernorm", "post_attention_layernorm"] {
+                checkpoint.ones(&format!("model.layers.{layer}.{name}.weight"), HIDDEN);
+            }
         }
+        checkpoint.ones("model.norm.weight", HIDDEN);
         checkpoint
+    }
+
+    /// A Qwen3.5 checkpoint: a layer with linear attention and one with full attention.
+    pub fn qwen3_5(format: Format) -> Self {
+        let (key_heads, value_heads) = (KV_HEADS, HEADS);
+        let values = value_heads * HEAD_DIM;
+        let channels = 2 * key_heads * HEAD_DIM + values;
+        let config = json!({
+            "model_type": "qwen3_5", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+            "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM, "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+            "tie_word_embeddings": false, "full_attention_interval": LAYERS, "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": value_heads, "linear_key_head_dim": HEAD_DIM,
+            "linear_value_head_dim": HEAD_DIM, "linear_conv_kernel_dim": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        });
+        let mut checkpoint = Self::new(config, format);
+        let mut random = random_words();
+        let mut matrix = |name: &str, rows, columns| {
+            checkpoint.matrix(&format!("language_model.{name}"), rows, columns, format, &mut random);
+        };
+        matrix("model.embed_tokens", VOCABULARY, HIDDEN);
+        matrix("lm_head", VOCABULARY, HIDDEN);
+        for layer in 0..LAYERS {
+            let mixer = match layer + 1 == LAYERS {
+                true => [
+                    ("self_attn.q_proj", 2 * HEADS * HEAD_DIM, HIDDEN),
+                    ("self_attn.k_proj", KV_HEADS * HEAD_DIM, HIDDEN),
+                    ("self_attn.v_proj", KV_HEADS * HEAD_DIM, HIDDEN),
+                    ("self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM),
+                ]
+                .to_vec(),
+                false => [
+                    ("linear_attn.in_proj_qkv", channels, HIDDEN),
+                    ("linear_attn.in_proj_z", values, HIDDEN),
+                    ("linear_attn.in_proj_b", value_heads, HIDDEN),
+                    ("linear_attn.in_proj_a", value_heads, HIDDEN),
+                    ("linear_attn.out_proj", HIDDEN, values),
+                ]
+                .to_vec(),
+            };
+            let mlp = [
+                ("mlp.gate_proj", INTERMEDIATE, HIDDEN),
+                ("mlp.up_proj", INTERMEDIATE, HIDDEN),
+                ("mlp.down_proj", HIDDEN, INTERMEDIATE),
+            ];
+            for (name, rows, columns) in mixer.into_iter().chain(mlp) {
+                matrix(&format!("model.layers.{layer}.{name}"), rows, columns);
+            }
+        }
+        for layer in 0..LAYERS {
+            let path = format!("language_model.model.layers.{layer}");
+            for name in ["input_layernorm", "post_attention_layernorm"] {
+                checkpoint.ones(&format!("{path}.{name}.weight"), HIDDEN);
+            }
+            if layer + 1 == LAYERS {
+                checkpoint.ones(&format!("{path}.self_attn.q_norm.weight"), HEAD_DIM);
+                checkpoint.ones(&format!("{path}.self_attn.k_norm.weight"), HEAD_DIM);
+            } else {
+                checkpoint.ones(&format!("{path}.linear_attn.norm.weight"), HEAD_DIM);
+                for (name, shape) in [
+                    ("conv1d.weight", &[channels, 4, 1][..]),
+                    ("A_log", &[value_heads]),
+                    ("dt_bias", &[value_heads]),
+                ] {
+                    let tensor = Tensor::random(shape, &mut random);
+                    checkpoint.tensors.insert(format!("{path}.linear_attn.{name}"), tensor);
+                }
+            }
+        }
+        checkpoint.ones("language_model.model.norm.weight", HIDDEN);
+        checkpoint
+    }
+
+    fn new(config: Value, format: Format) -> Self {
+        let mut config = object(config);
+        if let Some((mode, bits, group)) = packing(format) {
+            let quantization = json!({ "group_size": group, "bits": bits, "mode": mode });
+            config.insert("quantization".into(), quantization);
+        }
+        Self { config, tensors: BTreeMap::new() }
+    }
+
+    fn ones(&mut self, name: &str, size: usize) {
+        let ones = Tensor::filled(Dtype::F32, &[size], &1_f32.to_le_bytes());
+        self.tensors.insert(name.to_owned(), ones);
     }
 
     fn matrix(
@@ -183,6 +254,15 @@ impl TinyCheckpoint {
 
     fn write_config(&self, dir: &Path) {
         fs::write(dir.join("config.json"), Value::Object(self.config.clone()).to_string()).unwrap();
+    }
+}
+
+/// The same numbers in each run.
+fn random_words() -> impl FnMut() -> u32 {
+    let mut state = 1_u64;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 32) as u32
     }
 }
 

@@ -11,6 +11,8 @@ use super::simd::{Kernel, Simd, exp, sigmoid};
 /// An activation function. Errors are below 2e-6 of the value plus 2e-7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
+    /// `1 / (1 + e⁻ˣ)`.
+    Sigmoid,
     /// `x · sigmoid(x)`.
     Silu,
     /// `x (1 + erf(x / √2)) / 2`.
@@ -23,6 +25,7 @@ impl Activation {
     #[inline(always)]
     fn apply<S: Simd>(self, x: S::F32) -> S::F32 {
         match self {
+            Self::Sigmoid => sigmoid::<S>(x),
             Self::Silu => S::mul(x, sigmoid::<S>(x)),
             Self::Gelu => {
                 let half = S::mul(x, S::splat(0.5));
@@ -168,6 +171,7 @@ mod tests {
 
     fn exact(activation: Activation, x: f64) -> f64 {
         match activation {
+            Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::Gelu => x / 2.0 * erfc_f64(-x / 2f64.sqrt()),
             Activation::GeluTanh => {
@@ -176,7 +180,8 @@ mod tests {
         }
     }
 
-    const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+    const ALL: [Activation; 4] =
+        [Activation::Sigmoid, Activation::Silu, Activation::Gelu, Activation::GeluTanh];
 
     #[test]
     fn activations_match_f64_over_their_range() {
@@ -204,7 +209,8 @@ mod tests {
             for cpu in cpus() {
                 let mut y = [0.0; 2];
                 activate(&cpu, activation, &[f32::INFINITY, f32::NAN], &mut y).unwrap();
-                assert_eq!(y[0], f32::INFINITY, "{cpu:?} {activation:?}");
+                let limit = if activation == Activation::Sigmoid { 1.0 } else { f32::INFINITY };
+                assert_eq!(y[0], limit, "{cpu:?} {activation:?}");
                 assert!(y[1].is_nan(), "{cpu:?} {activation:?}");
                 let mut y = [0.0];
                 activate(&cpu, activation, &[-1e30], &mut y).unwrap();

@@ -1,4 +1,4 @@
-//! Sequence state: one [`Cache`] per sequence, one [`LayerCache`] per attention layer.
+//! Sequence state: one [`Cache`] per sequence, one [`LayerCache`] per layer.
 //!
 //! Arrays are immutable, so a clone of a cache is a snapshot of it: it costs references, and a later
 //! update of one copy leaves the other as it was.
@@ -6,11 +6,13 @@
 mod full;
 mod kernel;
 mod mask;
+mod recurrent;
 mod rotating;
 
 pub use full::KvCache;
 pub use kernel::KernelKvCache;
 pub use mask::causal_mask;
+pub use recurrent::{Recurrence, RecurrentCache, RecurrentInputs, RecurrentState};
 pub use rotating::RotatingKvCache;
 
 use russet_mlx::{Array, fast::Mask};
@@ -25,9 +27,11 @@ const GROWTH: i32 = 256;
 pub struct Cache {
     /// One per layer, in the order of the graph.
     pub layers: Vec<LayerCache>,
+    /// Tokens before the round of speculation, in one.
+    round: Option<i32>,
 }
 
-/// The state of one attention layer.
+/// The state of one layer.
 #[derive(Clone, Debug)]
 pub enum LayerCache {
     /// Keys and values of all tokens.
@@ -36,9 +40,16 @@ pub enum LayerCache {
     Rotating(RotatingKvCache),
     /// Keys and values of all tokens, for the CPU kernels.
     Kernel(KernelKvCache),
+    /// What a linear-attention layer carries from token to token.
+    Recurrent(RecurrentCache),
 }
 
 impl Cache {
+    /// The state of a sequence without tokens.
+    pub fn new(layers: Vec<LayerCache>) -> Self {
+        Self { layers, round: None }
+    }
+
     /// Tokens that the sequence has consumed.
     pub fn offset(&self) -> i32 {
         self.layers.first().map_or(0, LayerCache::offset)
@@ -52,6 +63,68 @@ impl Cache {
                 cache.reserve(tokens);
             }
         }
+    }
+
+    /// Begins a round of speculation: one forward pass over tokens that may turn out wrong, then
+    /// [`Cache::commit`] or [`Cache::rollback`]. A round that was not ended is dropped.
+    pub fn begin_round(&mut self) {
+        self.round = Some(self.offset());
+        for layer in &mut self.layers {
+            if let LayerCache::Recurrent(cache) = layer {
+                cache.begin_round();
+            }
+        }
+    }
+
+    /// Ends the round and keeps all of its tokens.
+    ///
+    /// # Errors
+    /// When there is no round.
+    pub fn commit(&mut self) -> Result<()> {
+        self.end_round().map(drop)
+    }
+
+    /// Ends the round and keeps its first `keep` tokens: the state has the bits that processing those alone
+    /// would have left.
+    ///
+    /// # Errors
+    /// Without a change, when there is no round, it had no forward pass or fewer than `keep` tokens, or a layer
+    /// has overwritten what it would need.
+    pub fn rollback(&mut self, keep: i32) -> Result<()> {
+        let Some(start) = self.round else { return Err(no_round()) };
+        let length = self.offset() - start;
+        if length <= 0 || self.layers.iter().any(|layer| layer.offset() != start + length) {
+            return Err(Error::Input("the round of speculation has no forward pass to roll back".into()));
+        }
+        if !(0..=length).contains(&keep) {
+            return Err(Error::Input(format!("{keep} tokens to keep of a round of {length}")));
+        }
+        for layer in &self.layers {
+            match layer {
+                LayerCache::Recurrent(cache) => cache.check_round()?,
+                layer if layer.is_trimmable() => {}
+                _ => {
+                    let message = "a rotating cache that has overwritten tokens can't be rolled back";
+                    return Err(Error::Input(message.into()));
+                }
+            }
+        }
+        for layer in &mut self.layers {
+            match layer {
+                LayerCache::Recurrent(cache) => cache.rollback(keep)?,
+                layer => drop(layer.trim(length - keep)),
+            }
+        }
+        self.end_round().map(drop)
+    }
+
+    fn end_round(&mut self) -> Result<i32> {
+        for layer in &mut self.layers {
+            if let LayerCache::Recurrent(cache) = layer {
+                cache.end_round();
+            }
+        }
+        self.round.take().ok_or_else(no_round)
     }
 
     /// The arrays that hold the state, for evaluation.
@@ -74,6 +147,7 @@ impl LayerCache {
             Self::Kernel(_) => {
                 Err(Error::Input("the CPU kernels' cache is updated by their attention".into()))
             }
+            Self::Recurrent(_) => Err(Error::Input("a recurrent layer has no keys and values".into())),
         }
     }
 
@@ -83,7 +157,7 @@ impl LayerCache {
             Self::Full(cache) => cache.mask(length, window),
             Self::Rotating(cache) => cache.mask(length, window),
             // The kernels derive what a query sees from its position.
-            Self::Kernel(_) => Ok(Mask::None),
+            Self::Kernel(_) | Self::Recurrent(_) => Ok(Mask::None),
         }
     }
 
@@ -93,13 +167,16 @@ impl LayerCache {
             Self::Full(cache) => cache.offset(),
             Self::Rotating(cache) => cache.offset(),
             Self::Kernel(cache) => cache.offset(),
+            Self::Recurrent(cache) => cache.offset(),
         }
     }
 
     /// Bytes of the buffers, unused rows included.
     pub fn nbytes(&self) -> usize {
         match self {
-            Self::Full(_) | Self::Rotating(_) => self.arrays().iter().map(Array::nbytes).sum(),
+            Self::Full(_) | Self::Rotating(_) | Self::Recurrent(_) => {
+                self.arrays().iter().map(Array::nbytes).sum()
+            }
             Self::Kernel(cache) => cache.nbytes(),
         }
     }
@@ -110,6 +187,7 @@ impl LayerCache {
             Self::Full(cache) => cache.arrays(),
             Self::Rotating(cache) => cache.arrays(),
             Self::Kernel(cache) => cache.arrays(),
+            Self::Recurrent(cache) => cache.arrays(),
         }
     }
 
@@ -118,6 +196,7 @@ impl LayerCache {
         match self {
             Self::Full(_) | Self::Kernel(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
+            Self::Recurrent(_) => false,
         }
     }
 
@@ -127,8 +206,13 @@ impl LayerCache {
             Self::Full(cache) => cache.trim(count),
             Self::Rotating(cache) => cache.trim(count),
             Self::Kernel(cache) => cache.trim(count),
+            Self::Recurrent(_) => 0,
         }
     }
+}
+
+fn no_round() -> Error {
+    Error::Input("no round of speculation was begun".into())
 }
 
 /// Keys and values, which always have the same number of rows.

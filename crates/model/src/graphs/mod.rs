@@ -3,6 +3,7 @@
 //! To add an architecture, write its graph (or its description in `universal_dense/families.rs`), add its
 //! line to the table below, and a parity case.
 
+mod qwen3_5;
 mod universal_dense;
 
 use russet_mlx::Array;
@@ -58,6 +59,8 @@ const GRAPHS: &[(&str, Build)] = &[
     ("phi3", |c, l| dense(c, l, families::phi3)),
     ("qwen2", |c, l| dense(c, l, families::qwen2)),
     ("qwen3", |c, l| dense(c, l, families::qwen3)),
+    ("qwen3_5", qwen3_5::qwen3_5),
+    ("qwen3_5_text", qwen3_5::qwen3_5_text),
     ("smollm3", |c, l| dense(c, l, families::smollm3)),
     ("starcoder2", |c, l| dense(c, l, families::starcoder2)),
     ("xverse", |c, l| dense(c, l, families::llama)),

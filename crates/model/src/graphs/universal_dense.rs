@@ -136,6 +136,7 @@ impl Block {
             rotary: layer.rotary,
             qk_norm: args.qk_norm,
             softcap: args.attention_softcap,
+            output_gate: false,
             output_bias: args.output_bias,
         };
         let mlp_args = MlpArgs {
@@ -285,7 +286,7 @@ impl Graph for UniversalDense {
             }
             (Numerics::Mlx, _) => LayerCache::Full(KvCache::new()),
         };
-        Cache { layers: self.args.layers.iter().map(layer).collect() }
+        Cache::new(self.args.layers.iter().map(layer).collect())
     }
 
     fn shape(&self) -> Shape {

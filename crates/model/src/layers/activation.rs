@@ -71,6 +71,7 @@ fn compile_on_gpu(
 fn activate(kind: Activation, x: &Array) -> russet_mlx::Result<Array> {
     match kind {
         Activation::Silu => x.multiply(&x.sigmoid()?),
+        Activation::Sigmoid => x.sigmoid(),
         Activation::Gelu => x.multiply(&x.divide(SQRT_2)?.erf()?.add(1)?)?.divide(2),
         Activation::GeluTanh => {
             let inner = x.add(&x.power(3)?.multiply(0.044715)?)?.multiply((2.0 / PI).sqrt())?;

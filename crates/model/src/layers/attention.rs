@@ -28,6 +28,8 @@ pub struct AttentionArgs {
     pub qk_norm: QkNorm,
     /// Where given, scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f64>,
+    /// Whether each query has a gate beside it, whose sigmoid multiplies the head's output.
+    pub output_gate: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
 }
@@ -107,7 +109,7 @@ impl Attention {
     }
 
     /// `x` with `o_proj(attention(q, k, v))` added as `residual` says; `q`, `k`, `v` are
-    /// `[batch, seq, heads * head_dim]`.
+    /// `[batch, seq, heads * head_dim]`. With gates, `q` has that of each head behind its query.
     ///
     /// # Errors
     /// When the cache is not of the kind that computes here.
@@ -137,6 +139,7 @@ impl Attention {
                     head_dim: head_dim as usize,
                     scale: scale as f32,
                     softcap: softcap.map(|cap| cap as f32),
+                    output_gate: self.args.output_gate,
                     window: call.window.map(|w| w as usize),
                     rotations: call.rotations.clone().filter(|_| rotary),
                     traditional: call.rope.is_traditional(),
@@ -163,12 +166,21 @@ impl Attention {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        let AttentionArgs { heads, kv_heads, scale, rotary, softcap, .. } = self.args;
+        let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
+        let (batch, length) = (queries.dim(0)?, queries.dim(1)?);
+        let (queries, gates) = match self.args.output_gate {
+            false => (queries.clone(), None),
+            true => {
+                let both = queries.reshape([batch, length, heads, -1])?;
+                let gates = both.slice_axis(-1, head_dim, i32::MAX)?.reshape([batch, length, -1])?;
+                (both.slice_axis(-1, 0, head_dim)?, Some(gates))
+            }
+        };
         let [q_norm, k_norm] = match &self.qk_norms {
             Some(norms) => norms.each_ref().map(Some),
             None => [None, None],
         };
-        let mut queries = self.split_heads(queries, heads, q_norm)?;
+        let mut queries = self.split_heads(&queries, heads, q_norm)?;
         let mut keys = self.split_heads(keys, kv_heads, k_norm)?;
         let values = self.split_heads(values, kv_heads, None)?;
         if rotary {
@@ -181,8 +193,11 @@ impl Attention {
             None => scaled_dot_product_attention(&queries, &keys, &values, scale as f32, &call.mask, None)?,
             Some(cap) => capped_attention(&queries, &keys, &values, scale, cap, &call.mask)?,
         };
-        let (batch, length) = (out.dim(0)?, out.dim(2)?);
-        self.o_proj.forward(&out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?)
+        let out = out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?;
+        self.o_proj.forward(&match gates {
+            None => out,
+            Some(gates) => out.multiply(&gates.sigmoid()?)?,
+        })
     }
 
     /// `[batch, seq, heads * head_dim]` → `[batch, heads, seq, head_dim]`, normalized.

@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod embedding;
+mod gated_delta;
 mod linear;
 mod mlp;
 mod norm;
@@ -13,6 +14,7 @@ mod rope;
 pub use activation::{Activation, GatedActivation, PlainActivation};
 pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm};
 pub use embedding::Embedding;
+pub use gated_delta::{DeltaFunctions, DeltaSizes, GatedDeltaNet};
 pub use linear::{Linear, Projections, project};
 pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
 pub use norm::{Norm, NormKind};

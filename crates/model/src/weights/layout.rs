@@ -1,6 +1,6 @@
 //! What the reference does to tensors of other layouts before its strict load (`sanitize`).
 
-use russet_mlx::{Dtype, MappedFile};
+use russet_mlx::{Array, Dtype, MappedFile};
 
 use super::{Tensor, Weights};
 use crate::{Error, Result};
@@ -17,6 +17,19 @@ impl Weights {
                 return Err(self.error(&name, format!("and another tensor are both \"{new}\" of the model")));
             }
             self.tensors.insert(new, tensor);
+        }
+        Ok(())
+    }
+
+    /// Replaces the arrays for which `change` gives another. The bytes of their tensors stay those of the file.
+    pub fn replace(
+        &mut self,
+        change: impl Fn(&str, &Array) -> russet_mlx::Result<Option<Array>>,
+    ) -> Result<()> {
+        for (name, tensor) in &mut self.tensors {
+            if let Some(array) = change(name, &tensor.array)? {
+                tensor.array = array;
+            }
         }
         Ok(())
     }

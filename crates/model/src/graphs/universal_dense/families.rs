@@ -304,6 +304,7 @@ impl Args {
 /// A family has one activation whatever the config says; a config that says otherwise is refused.
 fn check_activation(config: &Fields<'_>, activation: Activation) -> Result<()> {
     let names = match activation {
+        Activation::Sigmoid => ["sigmoid", "sigmoid"],
         Activation::Silu => ["silu", "swish"],
         // Configs name either; the reference computes what it always does.
         Activation::Gelu | Activation::GeluTanh => ["gelu", "gelu_pytorch_tanh"],
