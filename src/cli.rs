@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use russet_hub::Store;
-use russet_model::{CpuOptions, Fidelity, KvType, Precision};
+use russet_model::profile::{ArtifactChoice, ProfileOptions, read_profiles};
+use russet_model::{CpuOptions, Fidelity, KvType, LoadOptions, Precision};
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
@@ -92,6 +93,15 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCache::F16)]
     pub(crate) kv_cache: KvCache,
 
+    /// Which artifact the model is, for the profiles of exact artifacts: a fingerprint such as
+    /// hf:owner/name@revision, or none [default: what the path of a Hugging Face snapshot tells]
+    #[arg(long, value_name = "FINGERPRINT")]
+    pub(crate) artifact: Option<ArtifactChoice>,
+
+    /// JSON file with profiles of exact artifacts, besides the built-in ones
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) profiles: Option<PathBuf>,
+
     /// Compute from the mapped weights as stored: slower, without memory of their own for the weights
     #[arg(long)]
     pub(crate) no_repack: bool,
@@ -118,6 +128,15 @@ pub(crate) enum KvCache {
 }
 
 impl ModelArgs {
+    pub(crate) fn load_options(&self) -> Result<LoadOptions, russet_model::Error> {
+        let profile = ProfileOptions {
+            artifact: self.artifact.clone().unwrap_or_default(),
+            extra: self.profiles.as_deref().map(read_profiles).transpose()?.unwrap_or_default(),
+            ..ProfileOptions::default()
+        };
+        Ok(LoadOptions { fidelity: self.fidelity, cpu: self.cpu_options(), profile })
+    }
+
     pub(crate) fn cpu_options(&self) -> CpuOptions {
         CpuOptions {
             threads: self.threads,

@@ -81,6 +81,8 @@ fn help_lists_all_commands_and_flags() {
         "--threads",
         "--activations",
         "--kv-cache",
+        "--artifact",
+        "--profiles",
         "--no-repack",
     ];
     let prompting = ["--system", "--chat-template-config", "--max-tokens", "--stop"];
@@ -185,6 +187,8 @@ fn wrong_usage_exits_with_2() {
         &["run", "--prefill-chunk", "0", "x"],
         &["run", "--fidelity", "l4", "x"],
         &["run", "--threads", "0", "x"],
+        &["run", "--artifact", "", "x"],
+        &["run", "--artifact", "a b", "x"],
         &["run", "--threads", "1000000", "x"],
         &["run", "--activations", "int4", "x"],
         &["bench", "--runs", "0"],

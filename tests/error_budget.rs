@@ -7,7 +7,7 @@ use russet_engine::evaluate::{Divergence, Recording};
 use russet_engine::{LanguageModel, Sampling};
 use russet_hub::{InstallOptions, Store, install_starter};
 use russet_mlx::Dtype;
-use russet_model::{CpuOptions, Fidelity, KvType, Model, Precision, Tier};
+use russet_model::{CpuOptions, Fidelity, KvType, LoadOptions, Model, Precision, Tier};
 use russet_testing::{FixtureSpec, Float, Format, Oracle};
 
 /// The f32 computation: nothing rounded but f32 arithmetic itself.
@@ -20,13 +20,15 @@ fn starter() -> PathBuf {
     install_starter(&store, &InstallOptions::default(), &mut |_| {}).expect("the starter model installs")
 }
 
-fn load(dir: &Path, options: CpuOptions) -> Model {
-    Model::load(dir, Fidelity::Tier(Tier::L3), options).unwrap()
+fn load(dir: &Path, cpu: CpuOptions) -> Model {
+    let options = LoadOptions { cpu, ..LoadOptions::new(Fidelity::Tier(Tier::L3)) };
+    Model::load(dir, &options).unwrap()
 }
 
 /// English, code, and seven other scripts.
 fn corpus(dir: &Path) -> Vec<u32> {
-    let tokenizer = LanguageModel::load(dir, Fidelity::Auto, EXACT).unwrap().tokenizer;
+    let tokenizer =
+        LanguageModel::load(dir, &LoadOptions { cpu: EXACT, ..LoadOptions::default() }).unwrap().tokenizer;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let text: String = ["english.txt", "code.txt", "world.txt"]
         .iter()
@@ -89,7 +91,7 @@ fn the_f32_computation_agrees_with_that_of_mlx() {
             let dir = oracle.fixture(&spec);
             let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 256).collect();
             let mlx =
-                logits(&Model::load(&dir, Fidelity::Tier(Tier::L1), CpuOptions::default()).unwrap(), &tokens);
+                logits(&Model::load(&dir, &LoadOptions::new(Fidelity::Tier(Tier::L1))).unwrap(), &tokens);
             for interleave in [false, true] {
                 let ours = logits(&load(&dir, CpuOptions { interleave, ..EXACT }), &tokens);
                 let scale = mlx.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -35,6 +35,30 @@ fn json_describes_model_files_and_memory() {
             "model": model.rsplit('/').next().unwrap(),
             "path": model,
             "architecture": "llama",
+            "profile": {
+                "id": "universal-dense",
+                "artifact_fingerprint": null,
+                "config_fingerprint": null,
+                "fidelity": {"tier": "l1", "oracle": "mlx-lm", "claim": "bit-exact"},
+                "required_capabilities": ["autoregressive", "safetensors", "universal-dense-graph"],
+                "execution": {
+                    "loader": "safetensors",
+                    "graph": "universal-dense",
+                    "loop": "autoregressive",
+                    "specialization": "generic",
+                    "implementation": null,
+                },
+            },
+            "resolution": {
+                "reason": "model_type 'llama'; not known to be a published artifact",
+                "exact": false,
+                "artifact_fingerprint": null,
+                "config_fingerprint": "ca4867a9d99b12fa",
+                "present_capabilities": ["autoregressive", "safetensors", "universal-dense-graph"],
+                "missing_capabilities": [],
+            },
+            "runs": true,
+            "why_not": null,
             "fidelity": "L1",
             "device": report["device"],
             "mlx": "0.32.4",
@@ -166,6 +190,14 @@ fn text_says_the_same() {
     assert_eq!(value("path"), model);
     assert_eq!((value("architecture"), value("parameters")), ("llama".to_owned(), PARAMETERS.to_string()));
     assert_eq!((value("quantization"), value("bfloat16")), ("none".to_owned(), "0.2 MB".to_owned()));
+    assert_eq!(value("profile"), "universal-dense");
+    assert_eq!(value("chosen for"), "model_type 'llama'; not known to be a published artifact");
+    assert_eq!((value("promise"), value("fidelity")), ("L1 (bit-exact with mlx-lm)".into(), "L1".into()));
+    assert_eq!(value("composition"), "safetensors · universal-dense · autoregressive · generic");
+    assert_eq!(value("requires"), "autoregressive, safetensors, universal-dense-graph");
+    assert_eq!(value("engine has"), value("requires"));
+    assert_eq!((value("engine lacks"), value("implementation")), ("none".into(), "none".into()));
+    assert_eq!((value("artifact"), value("config")), ("none".into(), "ca4867a9d99b12fa".into()));
     assert_eq!(value("file"), "model.safetensors (0.2 MB)");
     assert_eq!(value("kv_cache"), "0.3 MB for 1000 tokens");
 }

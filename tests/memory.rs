@@ -3,7 +3,7 @@
 mod common;
 
 use russet_mlx::memory;
-use russet_model::{CpuOptions, Fidelity, Model, Tier};
+use russet_model::{Fidelity, LoadOptions, Model, Tier};
 
 /// The most memory that this process has had in RAM, in bytes; known on Linux only.
 fn peak_rss() -> Option<usize> {
@@ -16,7 +16,7 @@ fn peak_rss() -> Option<usize> {
 fn loading_copies_no_weight() {
     let dir = common::starter();
     let active = memory::active();
-    let model = Model::load(&dir, Fidelity::Tier(Tier::L1), CpuOptions::default()).unwrap();
+    let model = Model::load(&dir, &LoadOptions::new(Fidelity::Tier(Tier::L1))).unwrap();
     let footprint = model.footprint(0);
     assert!(footprint.weights > 98_000_000, "{footprint:?}");
     if !footprint.weights_mapped {

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use russet_mlx::Array;
-use russet_model::{CpuOptions, Error, Fidelity, Model, Tier};
+use russet_model::{CpuOptions, Error, Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
 use tempfile::TempDir;
 
@@ -34,11 +34,8 @@ fuzz_target!(|input: &[u8]| {
     fs::write(directory.join("config.json"), config).expect("a config");
     // MLX, and Russet's kernels.
     for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
-        let model = match Model::load(
-            directory,
-            fidelity,
-            CpuOptions { threads: Some(1), ..CpuOptions::default() },
-        ) {
+        let cpu = CpuOptions { threads: Some(1), ..CpuOptions::default() };
+        let model = match Model::load(directory, &LoadOptions { cpu, ..LoadOptions::new(fidelity) }) {
             Ok(model) => model,
             Err(e) => {
                 let file = directory.to_str().expect("a path in UTF-8");

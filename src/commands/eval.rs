@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use russet_engine::evaluate::{Divergence, Recording, compare};
-use russet_model::{CpuOptions, KvType, Model, Precision, Tier};
+use russet_model::{CpuOptions, KvType, LoadOptions, Model, Precision, Tier};
 use serde_json::json;
 
 use super::{Located, print, print_json, sampling};
@@ -89,7 +89,7 @@ fn error(args: &EvalErrorArgs) -> Result<ExitCode> {
         interleave: false,
         ..args.loading.cpu_options()
     };
-    let reference = Model::load(&located.dir, args.loading.fidelity, exact)?;
+    let reference = Model::load(&located.dir, &LoadOptions { cpu: exact, ..args.loading.load_options()? })?;
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("cannot read {}", args.text.display()))?;
     let tokens = language_model.tokenizer.encode(&text, true)?;

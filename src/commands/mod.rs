@@ -66,13 +66,12 @@ impl Located {
     }
 
     fn load(&self, args: &ModelArgs) -> Result<LanguageModel> {
-        LanguageModel::load(&self.dir, args.fidelity, args.cpu_options())
+        LanguageModel::load(&self.dir, &args.load_options()?)
             .with_context(|| format!("cannot load {}", self.name))
     }
 
     fn load_model(&self, args: &ModelArgs) -> Result<Model> {
-        Model::load(&self.dir, args.fidelity, args.cpu_options())
-            .with_context(|| format!("cannot load {}", self.name))
+        Model::load(&self.dir, &args.load_options()?).with_context(|| format!("cannot load {}", self.name))
     }
 }
 

@@ -3,7 +3,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_mlx::memory;
-use russet_model::{CpuOptions, Fidelity, Model, Tier};
+use russet_model::profile::Resolution;
+use russet_model::{Checkpoint, LoadOptions, Model, Tier};
 use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
 
 use crate::{Error, Result, Sampling, StepOptions, Steps};
@@ -24,11 +25,13 @@ impl LanguageModel {
     /// # Errors
     /// As [`Model::load`] and [`Tokenizer::from_dir`], and when the tokenizer has ids that the embedding
     /// lacks.
-    pub fn load(dir: &Path, fidelity: Fidelity, cpu: CpuOptions) -> Result<Self> {
+    pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let resolution = Resolution::resolve(&checkpoint, &options.profile)?;
         // Parsing the tokenizer takes more memory than it keeps: better before the weights than on top of them.
         let tokenizer = Tokenizer::from_dir(dir)?;
         memory::trim();
-        let model = Model::load(dir, fidelity, cpu)?;
+        let model = Model::from_profile(checkpoint, resolution, options.fidelity, options.cpu)?;
         let (tokens, rows) = (tokenizer.vocab_size(), model.shape().vocabulary as usize);
         if tokens > rows {
             return Err(Error::Prompt(format!(

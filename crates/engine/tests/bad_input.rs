@@ -7,7 +7,7 @@ use russet_engine::evaluate::Recording;
 use russet_engine::{
     Error, Event, Generation, LanguageModel, Request, Sampling, StepOptions, Steps, generate,
 };
-use russet_model::{CpuOptions, Fidelity, Model, Tier};
+use russet_model::{Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
 use serde_json::json;
 use tempfile::TempDir;
@@ -39,7 +39,7 @@ fn written(checkpoint: &TinyCheckpoint) -> TempDir {
 }
 
 fn language_model(checkpoint: &TinyCheckpoint) -> LanguageModel {
-    LanguageModel::load(written(checkpoint).path(), Fidelity::Auto, CpuOptions::default()).unwrap()
+    LanguageModel::load(written(checkpoint).path(), &LoadOptions::default()).unwrap()
 }
 
 fn generated(model: &LanguageModel, prompt: Vec<u32>, max_tokens: usize) -> Result<Generation, Error> {
@@ -115,7 +115,7 @@ fn weights_that_are_not_finite_are_an_error_under_every_sampler() {
     for ((format, name), value) in cases {
         let dir = written(&damage(*format, name, value));
         for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
-            let model = Model::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
+            let model = Model::load(dir.path(), &LoadOptions::new(fidelity)).unwrap();
             for sampling in &samplers {
                 let what = format!("{format:?} {name} {value} {fidelity:?} {sampling:?}");
                 let mut steps = start(&model, &[1, 2, 3], sampling.clone()).unwrap();
@@ -182,7 +182,7 @@ fn a_limit_beyond_all_memory_takes_no_memory() {
     for checkpoint in [unlimited.clone(), unlimited.with("max_position_embeddings", json!(1 << 24))] {
         let dir = written(&checkpoint);
         for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {
-            let model = LanguageModel::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
+            let model = LanguageModel::load(dir.path(), &LoadOptions::new(fidelity)).unwrap();
             russet_mlx::memory::reset_peak();
             let mut texts = 0;
             let generation = generate(&model, &Request::new(vec![1, 2], usize::MAX), &mut |event| {
@@ -210,14 +210,11 @@ fn a_missing_or_broken_tokenizer_is_named() {
     let path = dir.path().join("tokenizer.json");
     for text in ["", "{", "[]", "{}", "{\"model\": {\"type\": \"WordLevel\"}}"] {
         fs::write(&path, text).unwrap();
-        assert_message(
-            LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()),
-            &["tokenizer.json"],
-        );
+        assert_message(LanguageModel::load(dir.path(), &LoadOptions::default()), &["tokenizer.json"]);
     }
     fs::remove_file(&path).unwrap();
     assert_message(
-        LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()),
+        LanguageModel::load(dir.path(), &LoadOptions::default()),
         &["tokenizer.json", "does not exist"],
     );
 }
@@ -228,6 +225,6 @@ fn a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused() {
     for count in [VOCABULARY + 1, 1000] {
         fs::write(dir.path().join("tokenizer.json"), tokenizer(count)).unwrap();
         let parts = [dir.path().to_str().unwrap(), &*format!("{count} tokens"), "only 48 rows"];
-        assert_message(LanguageModel::load(dir.path(), Fidelity::Auto, CpuOptions::default()), &parts);
+        assert_message(LanguageModel::load(dir.path(), &LoadOptions::default()), &parts);
     }
 }

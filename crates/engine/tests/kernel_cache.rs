@@ -1,7 +1,7 @@
 //! The cache of the CPU kernels: clones are snapshots, growing and trimming change no bit.
 
 use russet_mlx::{Array, Device};
-use russet_model::{Cache, CpuOptions, Fidelity, KvType, Model, Tier};
+use russet_model::{Cache, CpuOptions, Fidelity, KvType, LoadOptions, Model, Tier};
 use russet_testing::{FixtureSpec, Oracle};
 
 fn model(kv: KvType) -> Option<Model> {
@@ -10,8 +10,9 @@ fn model(kv: KvType) -> Option<Model> {
         return None;
     }
     let dir = oracle.fixture(&FixtureSpec::new("llama"));
-    let options = CpuOptions { kv, ..CpuOptions::default() };
-    Some(Model::load(&dir, Fidelity::Tier(Tier::L3), options).unwrap())
+    let cpu = CpuOptions { kv, ..CpuOptions::default() };
+    let options = LoadOptions { cpu, ..LoadOptions::new(Fidelity::Tier(Tier::L3)) };
+    Some(Model::load(&dir, &options).unwrap())
 }
 
 /// The logits after reading `tokens`, as bytes.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use russet_engine::evaluate::Recording;
 use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
-use russet_model::{CpuOptions, Fidelity, Model, Tier};
+use russet_model::{Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{
     Case, Oracle, Reference, ReferenceSpec, dense_cases, llama_cases, qwen3_5_cases, sampling_cases,
 };
@@ -100,7 +100,7 @@ fn part_failures(oracle: &Oracle, cases: &[Case]) -> Vec<String> {
         let dir = oracle.fixture(&case.fixture);
         let reference = oracle.reference(&dir, &case.reference);
         if loaded.as_ref().is_none_or(|(path, _)| *path != dir) {
-            match Model::load(&dir, Fidelity::Tier(Tier::L1), CpuOptions::default()) {
+            match Model::load(&dir, &LoadOptions::new(Fidelity::Tier(Tier::L1))) {
                 Ok(model) => loaded = Some((dir.clone(), model)),
                 Err(e) => {
                     failures.push(format!("{}: {e}", case.name));
@@ -154,7 +154,7 @@ fn yielding_fewer_tokens_changes_none_of_them() {
         panic!("no case samples");
     };
     let model =
-        Model::load(&oracle.fixture(&case.fixture), Fidelity::Tier(Tier::L1), CpuOptions::default()).unwrap();
+        Model::load(&oracle.fixture(&case.fixture), &LoadOptions::new(Fidelity::Tier(Tier::L1))).unwrap();
     let spec = recording(&case.reference);
     let tokens = |limit: usize| -> Vec<u32> {
         let options = StepOptions {

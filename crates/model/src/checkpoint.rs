@@ -66,6 +66,15 @@ impl Checkpoint {
 
 /// Reads a JSON object; `None` when the file does not exist.
 pub(crate) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>> {
+    match read_json(path)? {
+        None => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(_) => Err(Error::file(path, "is not a JSON object")),
+    }
+}
+
+/// Reads a JSON file; `None` when it does not exist.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     match fs::metadata(path) {
         // Opening a pipe would wait for its writer.
         Ok(metadata) if !metadata.is_file() => return Err(Error::file(path, "is not a regular file")),
@@ -79,9 +88,5 @@ pub(crate) fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>
     if text.len() as u64 > MAX_JSON_BYTES {
         return Err(Error::file(path, format!("is larger than {} MiB", MAX_JSON_BYTES >> 20)));
     }
-    match serde_json::from_slice(&text) {
-        Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(_) => Err(Error::file(path, "is not a JSON object")),
-        Err(e) => Err(Error::file(path, format!("is not valid JSON: {e}"))),
-    }
+    serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(path, format!("is not valid JSON: {e}")))
 }

@@ -17,10 +17,26 @@ pub struct Fields<'a> {
 /// No dimension of a model is larger; anything above is a corrupt or hostile file.
 const MAX_DIMENSION: u64 = 1 << 24;
 
+/// More layers than any model has.
+const MAX_LAYERS: i32 = 4096;
+
 impl<'a> Fields<'a> {
     /// The fields of `map`, which came from the file `path`.
     pub fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
         Self { path, prefix: String::new(), map }
+    }
+
+    /// The fields of `map`, an object inside the file `path`, whose place `prefix` tells.
+    pub(crate) fn within(path: &'a Path, prefix: String, map: &'a Map<String, Value>) -> Self {
+        Self { path, prefix, map }
+    }
+
+    /// Refuses fields whose names are not `known`.
+    pub(crate) fn only(&self, known: &[&str]) -> Result<()> {
+        match self.map.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(self.error(name, unknown(name, known))),
+        }
     }
 
     /// An error about a field of this object.
@@ -65,6 +81,30 @@ impl<'a> Fields<'a> {
     pub fn required_size(&self, field: &str) -> Result<i32> {
         let value = self.size(field)?;
         self.required(field, value)
+    }
+
+    /// A number of things that may be none.
+    pub fn count(&self, field: &str) -> Result<Option<i32>> {
+        self.convert(field, &format!("an integer from 0 to {MAX_DIMENSION}"), |v| {
+            v.as_u64().filter(|n| *n <= MAX_DIMENSION).map(|n| n as i32)
+        })
+    }
+
+    /// `num_hidden_layers`, which must be present.
+    pub(crate) fn required_layers(&self) -> Result<i32> {
+        let value = self.layers()?;
+        self.required("num_hidden_layers", value)
+    }
+
+    /// `num_hidden_layers`.
+    pub(crate) fn layers(&self) -> Result<Option<i32>> {
+        let field = "num_hidden_layers";
+        match self.size(field)? {
+            Some(count) if count > MAX_LAYERS => {
+                Err(self.error(field, format!("{count} is more than {MAX_LAYERS}")))
+            }
+            count => Ok(count),
+        }
     }
 
     /// A finite number.
@@ -129,9 +169,30 @@ impl<'a> Fields<'a> {
         Ok(map.map(|map| Fields { path: self.path, prefix: format!("{}{field}.", self.prefix), map }))
     }
 
+    /// A list of objects.
+    pub(crate) fn objects(&self, field: &str) -> Result<Option<Vec<Fields<'a>>>> {
+        let maps = self.convert(field, "a list of objects", |v| {
+            v.as_array()?.iter().map(Value::as_object).collect::<Option<Vec<_>>>()
+        })?;
+        let within = |(i, map)| Self::within(self.path, format!("{}{field}[{i}].", self.prefix), map);
+        Ok(maps.map(|maps| maps.into_iter().enumerate().map(within).collect()))
+    }
+
     /// All names and values.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
         self.map.iter().map(|(name, value)| (name.as_str(), value))
+    }
+}
+
+/// Says that a name is not one of `known`, and which of them it may stand for.
+pub(crate) fn unknown(name: &str, known: &[&str]) -> String {
+    let shown = name.escape_debug();
+    let similar = |candidate: &&&str| strsim::jaro_winkler(name, candidate) > 0.8;
+    let nearest =
+        |a: &&&str, b: &&&str| strsim::jaro_winkler(name, a).total_cmp(&strsim::jaro_winkler(name, b));
+    match known.iter().filter(similar).max_by(nearest) {
+        Some(candidate) => format!("'{shown}' is unknown; did you mean '{candidate}'?"),
+        None => format!("'{shown}' is unknown (known: {})", known.join(", ")),
     }
 }
 

@@ -1,5 +1,7 @@
 use std::path::{Path, PathBuf};
 
+use crate::profile::ProfileError;
+
 /// Why a checkpoint can't be loaded or run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -39,6 +41,14 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
+    /// The profile can't be used.
+    #[error("{}: {source}", path.display())]
+    Profile {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// Why.
+        source: ProfileError,
+    },
     /// The fidelity asked for is not available for this model on this device.
     #[error("{0}")]
     Fidelity(String),
@@ -51,7 +61,7 @@ pub enum Error {
 }
 
 /// The result of loading or running a model.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {

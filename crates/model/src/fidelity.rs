@@ -24,6 +24,45 @@ pub enum Tier {
     L3,
 }
 
+impl Tier {
+    /// Every tier.
+    pub const ALL: &[Self] = &[Self::L1, Self::L2, Self::L3];
+
+    /// The id that users read and write.
+    pub fn id(self) -> &'static str {
+        match self {
+            Self::L1 => "l1",
+            Self::L2 => "l2",
+            Self::L3 => "l3",
+        }
+    }
+
+    /// The program whose logits are the reference.
+    pub fn oracle(self) -> Option<&'static str> {
+        match self {
+            Self::L1 => Some("mlx-lm"),
+            Self::L2 => Some("mlx-optiq"),
+            Self::L3 => None,
+        }
+    }
+
+    /// The promise in words.
+    pub fn meaning(self) -> String {
+        match self.oracle() {
+            Some(oracle) => format!("{} with {oracle}", self.claim()),
+            None => format!("{} error", self.claim()),
+        }
+    }
+
+    /// What is claimed about the logits.
+    pub fn claim(self) -> &'static str {
+        match self {
+            Self::L1 | Self::L2 => "bit-exact",
+            Self::L3 => "measured",
+        }
+    }
+}
+
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -13,6 +13,7 @@ pub mod graphs;
 pub mod layers;
 mod model;
 mod numerics;
+pub mod profile;
 mod quantization;
 mod weights;
 
@@ -21,7 +22,7 @@ pub use checkpoint::Checkpoint;
 pub use config::Fields;
 pub use error::{Error, Result};
 pub use fidelity::{Fidelity, Tier};
-pub use model::{Footprint, Model};
+pub use model::{Footprint, LoadOptions, Model};
 pub use numerics::{CpuOptions, Numerics};
 pub use quantization::QuantizationConfig;
 pub use russet_kernels::cpu::Precision;

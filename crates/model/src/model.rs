@@ -5,13 +5,33 @@ use russet_mlx::{Array, Dtype, MappedFile};
 use crate::cache::LayerCache;
 use crate::graphs::{self, Graph, Shape};
 use crate::layers::Loader;
+use crate::profile::{ProfileOptions, Resolution};
 use crate::{
     Cache, Checkpoint, CpuOptions, Error, Fidelity, Numerics, QuantizationConfig, Result, Tier, WeightFiles,
 };
 
+/// How a model is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// The fidelity asked for.
+    pub fidelity: Fidelity,
+    /// How the CPU kernels run.
+    pub cpu: CpuOptions,
+    /// How the profile is resolved.
+    pub profile: ProfileOptions,
+}
+
+impl LoadOptions {
+    /// Loading at `fidelity`, the rest as by default.
+    pub fn new(fidelity: Fidelity) -> Self {
+        Self { fidelity, ..Self::default() }
+    }
+}
+
 /// A loaded model.
 pub struct Model {
     checkpoint: Checkpoint,
+    resolution: Resolution,
     quantization: Option<QuantizationConfig>,
     numerics: Numerics,
     files: WeightFiles,
@@ -43,18 +63,33 @@ impl Model {
     ///
     /// # Errors
     /// When the checkpoint is not exactly what its config says, or the fidelity is not available.
-    pub fn load(dir: &Path, fidelity: Fidelity, cpu: CpuOptions) -> Result<Self> {
+    pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
-        graphs::check_supported(&checkpoint)?;
-        let numerics = Numerics::resolve(fidelity, cpu)?;
+        let resolution = Resolution::resolve(&checkpoint, &options.profile)?;
+        Self::from_profile(checkpoint, resolution, options.fidelity, options.cpu)
+    }
+
+    /// Loads a checkpoint with a profile that was resolved before.
+    ///
+    /// # Errors
+    /// When the profile was resolved for another config, and as [`Model::load`].
+    pub fn from_profile(
+        checkpoint: Checkpoint,
+        resolution: Resolution,
+        fidelity: Fidelity,
+        cpu: CpuOptions,
+    ) -> Result<Self> {
+        resolution.check(&checkpoint)?;
+        let promised = resolution.profile().tier();
+        let numerics = Numerics::resolve(fidelity, promised, cpu)?;
         let config = checkpoint.config();
         let quantization = QuantizationConfig::from_config(&config)?;
         let quantize_activations = config.flag("quantize_activations")?.unwrap_or(false);
 
-        let files = WeightFiles::open(dir)?;
+        let files = WeightFiles::open(checkpoint.dir())?;
         let mut weights = files.load()?;
         let mut loader = Loader::new(&mut weights, &numerics, quantization.as_ref(), quantize_activations);
-        let graph = graphs::build(&checkpoint, &mut loader)?;
+        let graph = graphs::build(resolution.profile().graph(), &checkpoint, &mut loader)?;
         let (packed, owned_bytes) = (loader.packed_elements(), loader.interleave()?);
         weights.finish()?;
         files.release();
@@ -74,6 +109,7 @@ impl Model {
         let parameters = packed + dense;
         Ok(Self {
             checkpoint,
+            resolution,
             quantization,
             numerics,
             files,
@@ -90,14 +126,22 @@ impl Model {
         &self.checkpoint
     }
 
+    /// The profile it was built by, and why.
+    pub fn resolution(&self) -> &Resolution {
+        &self.resolution
+    }
+
     /// The quantization of the checkpoint.
     pub fn quantization(&self) -> Option<&QuantizationConfig> {
         self.quantization.as_ref()
     }
 
-    /// The fidelity that runs.
+    /// The fidelity that runs: what the profile promises, unless Russet's kernels compute.
     pub fn tier(&self) -> Tier {
-        self.numerics.tier()
+        match self.numerics {
+            Numerics::Mlx => self.resolution.profile().tier(),
+            Numerics::Kernels { .. } => Tier::L3,
+        }
     }
 
     /// Who computes.

@@ -42,11 +42,12 @@ impl Default for CpuOptions {
 }
 
 impl Numerics {
-    /// What computes at the fidelity asked for on the default device. Nothing falls back silently.
+    /// What computes a model that promises the tier `promised` at the fidelity asked for, on the default
+    /// device. Nothing falls back silently.
     ///
     /// # Errors
     /// When the tier does not exist on this device.
-    pub fn resolve(fidelity: Fidelity, options: CpuOptions) -> Result<Self> {
+    pub fn resolve(fidelity: Fidelity, promised: Tier, options: CpuOptions) -> Result<Self> {
         let kernels = || Self::Kernels {
             ops: Ops::new(options.threads, options.precision),
             interleave: options.interleave,
@@ -54,23 +55,20 @@ impl Numerics {
         };
         match (fidelity, Device::default_device()) {
             (Fidelity::Auto | Fidelity::Tier(Tier::L3), Device::Cpu) => Ok(kernels()),
-            (Fidelity::Auto, Device::Gpu) | (Fidelity::Tier(Tier::L1), _) => Ok(Self::Mlx),
-            (Fidelity::Tier(Tier::L2), _) => Err(Error::Fidelity(
-                "fidelity l2 (bit-exact with mlx-optiq) is not defined for this model, whose reference is \
-                 mlx-lm: use l1"
-                    .into(),
-            )),
-            (Fidelity::Tier(Tier::L3), Device::Gpu) => Err(Error::Fidelity(
-                "fidelity l3 (measured error) exists on the CPU only; on this GPU use l1".into(),
-            )),
-        }
-    }
-
-    /// The tier that this is.
-    pub fn tier(&self) -> Tier {
-        match self {
-            Self::Mlx => Tier::L1,
-            Self::Kernels { .. } => Tier::L3,
+            (Fidelity::Auto, Device::Gpu) => Ok(Self::Mlx),
+            (Fidelity::Tier(tier), _) if tier == promised => Ok(Self::Mlx),
+            (Fidelity::Tier(Tier::L3), Device::Gpu) => Err(Error::Fidelity(format!(
+                "fidelity l3 (measured error) exists on the CPU only; on this GPU use {}",
+                promised.id()
+            ))),
+            (Fidelity::Tier(tier), _) => Err(Error::Fidelity(format!(
+                "fidelity {} ({}) is not defined for this model, whose profile promises {} ({}): use {}",
+                tier.id(),
+                tier.meaning(),
+                promised.id(),
+                promised.meaning(),
+                promised.id()
+            ))),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use russet_mlx::Array;
-use russet_model::{CpuOptions, Error, Fidelity, Model, Tier, WeightFiles};
+use russet_model::{CpuOptions, Error, Fidelity, LoadOptions, Model, Tier, WeightFiles};
 use russet_testing::{Dtype, Format, Tensor, TinyCheckpoint};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -29,7 +29,8 @@ fn directory() -> TempDir {
 const FIDELITIES: [Fidelity; 2] = [Fidelity::Tier(Tier::L1), Fidelity::Auto];
 
 fn load_with(dir: &Path, fidelity: Fidelity) -> Result<Model, Error> {
-    Model::load(dir, fidelity, CpuOptions { threads: Some(2), ..CpuOptions::default() })
+    let cpu = CpuOptions { threads: Some(2), ..CpuOptions::default() };
+    Model::load(dir, &LoadOptions { cpu, ..LoadOptions::new(fidelity) })
 }
 
 fn load(dir: &Path) -> Result<Model, Error> {
@@ -339,7 +340,7 @@ mod config {
     fn an_unsupported_model_type_is_refused_with_those_supported() {
         let field = "model_type";
         for name in ["gpt2", "LLAMA", "", "../llama"] {
-            assert_field_refused(&dense().with(field, json!(name)), field, "is not supported (supported: ");
+            assert_field_refused(&dense().with(field, json!(name)), field, "is not supported; dedicated: ");
         }
         assert_field_refused(&dense().with(field, json!(["llama"])), field, "expected a string");
         assert_field_refused(&dense().with(field, json!("\u{1b}[2J")), field, "'\\u{1b}[2J'");

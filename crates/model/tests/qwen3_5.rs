@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use russet_mlx::Array;
-use russet_model::{CpuOptions, Error, Fidelity, Model, Tier};
+use russet_model::{CpuOptions, Error, Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{Format, Tensor, TinyCheckpoint};
 use serde_json::{Value, json};
 
@@ -19,7 +19,8 @@ fn dense() -> TinyCheckpoint {
 }
 
 fn load(dir: &Path, fidelity: Fidelity) -> Result<Model, Error> {
-    Model::load(dir, fidelity, CpuOptions { threads: Some(2), ..CpuOptions::default() })
+    let cpu = CpuOptions { threads: Some(2), ..CpuOptions::default() };
+    Model::load(dir, &LoadOptions { cpu, ..LoadOptions::new(fidelity) })
 }
 
 /// The logits of the first five tokens, as bytes, with each numerics.

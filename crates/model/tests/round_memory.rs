@@ -1,7 +1,7 @@
 //! Memory over many rounds of speculation. Alone in its binary: MLX counts the memory of the whole process.
 
 use russet_mlx::{Array, eval, memory};
-use russet_model::{CpuOptions, Fidelity, Model};
+use russet_model::{Fidelity, LoadOptions, Model};
 use russet_testing::{Format, TinyCheckpoint};
 
 #[test]
@@ -10,7 +10,7 @@ fn rounds_do_not_leak() {
     TinyCheckpoint::qwen3_5(Format::Dense).write(dir.path());
     for fidelity in ["l1", "auto"] {
         let fidelity: Fidelity = fidelity.parse().unwrap();
-        let model = Model::load(dir.path(), fidelity, CpuOptions::default()).unwrap();
+        let model = Model::load(dir.path(), &LoadOptions::new(fidelity)).unwrap();
         let mut cache = model.new_cache();
         let draft = Array::from_slice(&[1_u32; 200], [1, 200]).unwrap();
         let mut used = Vec::new();

@@ -1,14 +1,14 @@
 //! Rounds of speculation on whole models: what stays has the bits of plain decoding, whatever was tried.
 
 use russet_mlx::{Array, Dtype};
-use russet_model::{Cache, CpuOptions, Error, Fidelity, Model, Tier};
+use russet_model::{Cache, Error, Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{FixtureSpec, Format, Oracle, qwen3_5_fixture};
 use serde_json::json;
 
 const AFFINE: Format = Format::Affine { bits: 4, group: 64 };
 
 fn load(oracle: &Oracle, fixture: &FixtureSpec) -> Model {
-    Model::load(&oracle.fixture(fixture), Fidelity::Tier(Tier::L1), CpuOptions::default()).unwrap()
+    Model::load(&oracle.fixture(fixture), &LoadOptions::new(Fidelity::Tier(Tier::L1))).unwrap()
 }
 
 /// Logits of the last of `tokens`, as bytes.

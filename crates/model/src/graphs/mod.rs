@@ -10,6 +10,7 @@ use russet_mlx::Array;
 
 use self::universal_dense::{build as dense, families};
 use crate::layers::Loader;
+use crate::profile::{GraphKind, runs_as};
 use crate::{Cache, Checkpoint, Result};
 
 /// A model's computation. It holds weights and no sequence state.
@@ -46,46 +47,68 @@ pub struct Shape {
 
 type Build = fn(&Checkpoint, &mut Loader<'_>) -> Result<Box<dyn Graph>>;
 
-/// `model_type` → the graph that runs it.
-const GRAPHS: &[(&str, Build)] = &[
-    ("gemma", |c, l| dense(c, l, families::gemma)),
-    ("gemma2", |c, l| dense(c, l, families::gemma2)),
-    ("glm4", |c, l| dense(c, l, families::glm4)),
-    ("granite", |c, l| dense(c, l, families::granite)),
-    ("iquestcoder", |c, l| dense(c, l, families::llama)),
-    ("llama", |c, l| dense(c, l, families::llama)),
-    ("mistral", |c, l| dense(c, l, families::llama)),
-    ("olmo2", |c, l| dense(c, l, families::olmo2)),
-    ("phi3", |c, l| dense(c, l, families::phi3)),
-    ("qwen2", |c, l| dense(c, l, families::qwen2)),
-    ("qwen3", |c, l| dense(c, l, families::qwen3)),
-    ("qwen3_5", qwen3_5::qwen3_5),
-    ("qwen3_5_text", qwen3_5::qwen3_5_text),
-    ("smollm3", |c, l| dense(c, l, families::smollm3)),
-    ("starcoder2", |c, l| dense(c, l, families::starcoder2)),
-    ("xverse", |c, l| dense(c, l, families::llama)),
+/// A profile's graph and the `model_type` that mlx-lm runs a checkpoint as → what builds it.
+const GRAPHS: &[(GraphKind, &str, Build)] = &[
+    (GraphKind::MiniCpm5, "llama", |c, l| dense(c, l, families::llama)),
+    (GraphKind::Qwen3, "qwen3", |c, l| dense(c, l, families::qwen3)),
+    (GraphKind::Qwen35, "qwen3_5", qwen3_5::qwen3_5),
+    (GraphKind::Qwen35, "qwen3_5_text", qwen3_5::qwen3_5_text),
+    (GraphKind::UniversalDense, "gemma", |c, l| dense(c, l, families::gemma)),
+    (GraphKind::UniversalDense, "gemma2", |c, l| dense(c, l, families::gemma2)),
+    (GraphKind::UniversalDense, "glm4", |c, l| dense(c, l, families::glm4)),
+    (GraphKind::UniversalDense, "granite", |c, l| dense(c, l, families::granite)),
+    (GraphKind::UniversalDense, "llama", |c, l| dense(c, l, families::llama)),
+    (GraphKind::UniversalDense, "olmo2", |c, l| dense(c, l, families::olmo2)),
+    (GraphKind::UniversalDense, "phi3", |c, l| dense(c, l, families::phi3)),
+    (GraphKind::UniversalDense, "qwen2", |c, l| dense(c, l, families::qwen2)),
+    (GraphKind::UniversalDense, "qwen3", |c, l| dense(c, l, families::qwen3)),
+    (GraphKind::UniversalDense, "smollm3", |c, l| dense(c, l, families::smollm3)),
+    (GraphKind::UniversalDense, "starcoder2", |c, l| dense(c, l, families::starcoder2)),
 ];
 
 /// Builds the graph of a checkpoint.
 ///
 /// # Errors
-/// When the model type is unknown, or config and weights do not fit the graph.
-pub(crate) fn build(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<Box<dyn Graph>> {
-    find(checkpoint)?(checkpoint, loader)
+/// When there is no such graph for the model type, or config and weights do not fit it.
+pub(crate) fn build(
+    graph: GraphKind,
+    checkpoint: &Checkpoint,
+    loader: &mut Loader<'_>,
+) -> Result<Box<dyn Graph>> {
+    find(graph, checkpoint)?(checkpoint, loader)
 }
 
-/// Checks that there is a graph for the checkpoint, before weights are opened.
-pub(crate) fn check_supported(checkpoint: &Checkpoint) -> Result<()> {
-    find(checkpoint).map(drop)
+/// Checks that there is such a graph for the checkpoint, before weights are opened.
+pub(crate) fn check_supported(graph: GraphKind, checkpoint: &Checkpoint) -> Result<()> {
+    find(graph, checkpoint).map(drop)
 }
 
-fn find(checkpoint: &Checkpoint) -> Result<Build> {
+/// The model types that the universal graph runs.
+pub(crate) fn generic_types() -> impl Iterator<Item = &'static str> {
+    GRAPHS.iter().filter(|(graph, ..)| *graph == GraphKind::UniversalDense).map(|(_, name, _)| *name)
+}
+
+fn find(graph: GraphKind, checkpoint: &Checkpoint) -> Result<Build> {
     let model_type = checkpoint.model_type()?;
-    GRAPHS.iter().find(|(name, _)| *name == model_type).map(|(_, build)| *build).ok_or_else(|| {
-        let known: Vec<&str> = GRAPHS.iter().map(|(name, _)| *name).collect();
-        checkpoint.config().error(
-            "model_type",
-            format!("'{}' is not supported (supported: {})", model_type.escape_debug(), known.join(", ")),
-        )
+    let fits = |(known, name, _): &&(GraphKind, &str, Build)| *known == graph && *name == runs_as(model_type);
+    GRAPHS.iter().find(fits).map(|(.., build)| *build).ok_or_else(|| {
+        let message = format!("graph {graph} does not run '{}' yet", model_type.escape_debug());
+        checkpoint.config().error("model_type", message)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Capability;
+
+    /// Whoever adds a graph also says that the engine has it.
+    #[test]
+    fn the_engine_claims_the_graphs_that_there_are() {
+        for graph in GraphKind::ALL {
+            let here = GRAPHS.iter().any(|(known, ..)| known == graph);
+            let claimed = graph.capabilities().iter().all(|needed| Capability::ENGINE.contains(needed));
+            assert_eq!(here, claimed, "{graph}: GRAPHS and Capability::ENGINE disagree");
+        }
+    }
 }

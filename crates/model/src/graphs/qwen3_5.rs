@@ -30,9 +30,6 @@ struct Args {
     tied: bool,
 }
 
-/// More layers than any model has: a corrupt or hostile file.
-const MAX_LAYERS: i32 = 4096;
-
 /// Elements of one layer's state; more would not be a state of fixed, small size.
 const MAX_STATE: i64 = 1 << 28;
 
@@ -44,10 +41,7 @@ impl Args {
             return Err(config.error("hidden_act", message));
         }
         let hidden = size("hidden_size", 4096)?;
-        let layers = size("num_hidden_layers", 32)?;
-        if layers > MAX_LAYERS {
-            return Err(config.error("num_hidden_layers", format!("{layers} is more than {MAX_LAYERS}")));
-        }
+        let layers = config.layers()?.unwrap_or(32);
         let heads = size("num_attention_heads", 32)?;
         let kv_heads = size("num_key_value_heads", 8)?;
         if heads % kv_heads != 0 {

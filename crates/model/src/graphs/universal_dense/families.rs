@@ -218,9 +218,6 @@ pub(in crate::graphs) fn starcoder2(config: &Fields<'_>) -> Result<(Args, Rope)>
     Ok((args, rope))
 }
 
-/// More layers than any model has: a corrupt or hostile file.
-const MAX_LAYERS: i32 = 4096;
-
 impl Args {
     /// A plain llama with the sizes of the config; `head_dim` is that of equal parts of the hidden states where
     /// absent.
@@ -254,10 +251,7 @@ impl Args {
                 return Err(config.error(field, format!("{heads} × head_dim {head_dim} is too large")));
             }
         }
-        let count = config.required_size("num_hidden_layers")?;
-        if count > MAX_LAYERS {
-            return Err(config.error("num_hidden_layers", format!("{count} is more than {MAX_LAYERS}")));
-        }
+        let count = config.required_layers()?;
         let layer = LayerArgs { window: None, rotating: false, rotary: true };
         Ok(Self {
             hidden,
