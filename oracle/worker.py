@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from cast import cast_checkpoint
 from details import cache_details, rope_details, sampler_details
+from embedding import embedding_details
 from make_fixture import make_fixture
 from reference import make_reference
 
@@ -22,6 +23,7 @@ JOBS = {
     "fixture": make_fixture,
     "cast": cast_checkpoint,
     "reference": make_reference,
+    "embedding": embedding_details,
     "rope": rope_details,
     "sampler": sampler_details,
     "cache": cache_details,

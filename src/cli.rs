@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk to a model
     Chat(ChatArgs),
+    /// Turn texts into embeddings
+    Embed(EmbedArgs),
     /// Show what a checkpoint is and what it needs
     Inspect(InspectArgs),
     /// List the models on this machine
@@ -259,6 +261,29 @@ pub(crate) struct ChatArgs {
     pub(crate) loading: ModelArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct EmbedArgs {
+    /// An embedding model with last-token pooling, such as Qwen3-Embedding
+    pub(crate) model: String,
+    /// The texts; without any, each line of standard input is one
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// The texts are queries, not documents: put the model's query prompt before them
+    #[arg(long)]
+    pub(crate) query: bool,
+    /// The texts are queries for this task, described in one sentence
+    #[arg(long, value_name = "TASK", conflicts_with = "query")]
+    pub(crate) instruction: Option<String>,
+    /// Keep the first N numbers of each embedding, scaled to length one [default: all]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) dimensions: Option<usize>,
+    /// Print one JSON object with the embeddings and token counts instead of a JSON list per text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
 }
 
 #[derive(Args)]

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => commands::run(args),
         Command::Chat(args) => commands::chat(args),
+        Command::Embed(args) => commands::embed(&args),
         Command::Inspect(args) => commands::inspect(args),
         Command::Ls(args) => commands::ls(args),
         Command::Bench(args) => commands::bench(args),

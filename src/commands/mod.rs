@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod completions;
+mod embed;
 mod eval;
 mod inspect;
 mod ls;
@@ -11,6 +12,7 @@ mod run;
 pub(crate) use bench::bench;
 pub(crate) use chat::chat;
 pub(crate) use completions::completions;
+pub(crate) use embed::embed;
 pub(crate) use eval::eval;
 pub(crate) use inspect::inspect;
 pub(crate) use ls::ls;

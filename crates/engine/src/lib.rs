@@ -3,12 +3,14 @@
 //! [`Steps`] is the token loop, bit-exact with mlx-lm's; [`generate()`] adds text, stop rules and
 //! statistics.
 
+mod embed;
 mod error;
 pub mod evaluate;
 mod generate;
 mod sampling;
 mod steps;
 
+pub use embed::{Embedder, Purpose};
 pub use error::{Error, Result};
 pub use generate::{Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate};
 pub use sampling::Sampling;

@@ -7,6 +7,7 @@
 pub mod cache;
 mod checkpoint;
 mod config;
+mod embedding;
 mod error;
 mod fidelity;
 pub mod graphs;
@@ -20,6 +21,7 @@ mod weights;
 pub use cache::Cache;
 pub use checkpoint::Checkpoint;
 pub use config::Fields;
+pub use embedding::EmbeddingRecipe;
 pub use error::{Error, Result};
 pub use fidelity::{Fidelity, Tier};
 pub use model::{Footprint, LoadOptions, Model};

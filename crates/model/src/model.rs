@@ -169,6 +169,30 @@ impl Model {
         self.graph.forward(tokens, cache)
     }
 
+    /// The hidden state of the last of `tokens` after the final norm, `[1, 1, hidden]`, computed from all of them
+    /// without leaving a cache.
+    ///
+    /// # Errors
+    /// For no tokens, and when MLX fails.
+    pub fn last_hidden(&self, tokens: &[u32]) -> Result<Array> {
+        // At L1 in one call, as the reference does it.
+        let chunk = match self.numerics {
+            Numerics::Mlx => tokens.len().max(1),
+            Numerics::Kernels { .. } => self.numerics.default_prefill_chunk(),
+        };
+        let mut cache = self.new_cache();
+        cache.reserve(tokens.len());
+        let mut last = None;
+        for tokens in tokens.chunks(chunk) {
+            let length = tokens.len() as i32;
+            let hidden = self.forward(&Array::from_slice(tokens, [1, length])?, &mut cache)?;
+            let row = hidden.slice_axis(1, length - 1, length)?;
+            row.eval()?;
+            last = Some(row);
+        }
+        last.ok_or_else(|| Error::Input("there are no tokens".into()))
+    }
+
     /// Hidden states → logits.
     pub fn logits(&self, hidden: &Array) -> Result<Array> {
         self.graph.logits(hidden)

@@ -104,7 +104,9 @@ impl Environment {
 /// A digest of the scripts that make results, and of the environment they run in.
 pub(crate) fn scripts_digest(environment: &Environment) -> Result<String, String> {
     let mut parts = vec![environment.key.clone().into_bytes()];
-    for script in ["architectures", "fixture_tokenizer", "make_fixture", "cast", "reference", "details"] {
+    for script in
+        ["architectures", "fixture_tokenizer", "make_fixture", "cast", "reference", "embedding", "details"]
+    {
         let path = scripts_dir().join(script).with_extension("py");
         parts.push(fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?);
     }

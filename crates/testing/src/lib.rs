@@ -32,5 +32,6 @@ pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};
 pub use specification::{
-    CacheSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec, SamplerSpec, Sampling, Tokens,
+    CacheSpec, EmbeddingSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec, SamplerSpec,
+    Sampling, Tokens,
 };

@@ -13,7 +13,9 @@ use serde_json::json;
 use crate::cases::Case;
 use crate::environment::{self, Environment, digest};
 use crate::reference::Reference;
-use crate::specification::{CacheSpec, FixtureSpec, Float, ReferenceSpec, RopeSpec, SamplerSpec};
+use crate::specification::{
+    CacheSpec, EmbeddingSpec, FixtureSpec, Float, ReferenceSpec, RopeSpec, SamplerSpec,
+};
 use crate::worker::Worker;
 
 /// The reference implementation, ready to run.
@@ -94,6 +96,16 @@ impl Oracle {
     pub fn reference(&self, model: &Path, spec: &ReferenceSpec) -> Reference {
         let made = self.content_key(model).and_then(|key| self.make("reference", &key, spec, Some(model)));
         let path = made.unwrap_or_else(|why| panic!("no reference {spec:?} on {}: {why}", model.display()));
+        Reference::open(path)
+    }
+
+    /// The hidden states and the embedding of `spec` by the checkpoint in the folder `model`.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn embedding(&self, model: &Path, spec: &EmbeddingSpec) -> Reference {
+        let made = self.content_key(model).and_then(|key| self.make("embedding", &key, spec, Some(model)));
+        let path = made.unwrap_or_else(|why| panic!("no embedding {spec:?} by {}: {why}", model.display()));
         Reference::open(path)
     }
 

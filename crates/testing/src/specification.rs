@@ -301,6 +301,15 @@ pub struct SamplerSpec {
     pub sampling: Sampling,
 }
 
+/// An embedding by last-token pooling; recorded are `hidden` `[tokens, hidden]` and `embedding`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EmbeddingSpec {
+    /// The text.
+    pub tokens: Tokens,
+    /// How many numbers of the embedding are kept; all where absent.
+    pub dimensions: Option<u32>,
+}
+
 /// A layer's cache through a row of updates; recorded are, for step III, `keys_in.III` and `values_in.III`,
 /// `keys_out.III` and `values_out.III`, `mask.III` where mlx-lm makes an array, `trimmed.III`, and the state after it as
 /// `state.III.PART` (keys, values, offset; for a rotating cache also keep, maximum size, index). The metadata's

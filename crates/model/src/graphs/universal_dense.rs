@@ -13,7 +13,7 @@ use crate::layers::{
     Activation, Attention, AttentionArgs, AttentionCall, Embedding, GatedMlp, Linear, Loader, MlpArgs, Norm,
     NormKind, PlainMlp, Projections, QkNorm, Residual, Rope,
 };
-use crate::{Checkpoint, Numerics, Result};
+use crate::{Checkpoint, EmbeddingRecipe, Error, Numerics, Result};
 use families::Family;
 
 /// A family's graph with the sizes of a config.
@@ -209,8 +209,17 @@ struct UniversalDense {
     embed_tokens: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
-    /// `None` when tied to the embedding.
-    lm_head: Option<Linear>,
+    head: Head,
+}
+
+/// What turns hidden states into logits.
+enum Head {
+    /// The embedding's table.
+    Tied,
+    /// `lm_head`.
+    Separate(Linear),
+    /// Nothing: the checkpoint of an embedding model may be the backbone alone.
+    None,
 }
 
 /// Builds the graph that `family` describes.
@@ -221,6 +230,7 @@ pub(super) fn build(
 ) -> Result<Box<dyn Graph>> {
     let (args, rope) = family(&checkpoint.config())?;
     args.discard_leftovers(loader);
+    let is_backbone = rename_backbone(checkpoint, loader)?;
     let embed_tokens = Embedding::load(loader, "model.embed_tokens", args.vocabulary, args.hidden)?;
     let blocks = args
         .layers
@@ -229,12 +239,24 @@ pub(super) fn build(
         .map(|(i, &layer)| Block::load(loader, &format!("model.layers.{i}"), &args, layer))
         .collect::<Result<Vec<_>>>()?;
     let norm = args.load_norm(loader, "model.norm")?;
-    let lm_head = match args.tied {
-        true => None,
-        false => Some(Linear::load(loader, "lm_head", args.hidden, args.vocabulary, false)?),
+    let head = match args.tied {
+        true => Head::Tied,
+        false if is_backbone => Head::None,
+        false => Head::Separate(Linear::load(loader, "lm_head", args.hidden, args.vocabulary, false)?),
     };
     let numerics = loader.numerics.clone();
-    Ok(Box::new(UniversalDense { args, rope, numerics, embed_tokens, blocks, norm, lm_head }))
+    Ok(Box::new(UniversalDense { args, rope, numerics, embed_tokens, blocks, norm, head }))
+}
+
+/// Embedding models are published as backbones too, whose tensors lack the prefix `model.` (mlx-optiq's embedder
+/// loads them so). Gives them their names; returns whether it was one.
+fn rename_backbone(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<bool> {
+    let is_bare = !loader.weights.names().any(|name| name.starts_with("model."));
+    if !is_bare || EmbeddingRecipe::open(checkpoint.dir())?.is_none() {
+        return Ok(false);
+    }
+    loader.weights.rename(|name| Some(format!("model.{name}")))?;
+    Ok(true)
 }
 
 impl UniversalDense {
@@ -267,9 +289,14 @@ impl Graph for UniversalDense {
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {
-        let logits = match &self.lm_head {
-            Some(head) => head.forward(hidden)?,
-            None => self.embed_tokens.as_linear(hidden)?,
+        let logits = match &self.head {
+            Head::Separate(head) => head.forward(hidden)?,
+            Head::Tied => self.embed_tokens.as_linear(hidden)?,
+            Head::None => {
+                return Err(Error::Input(
+                    "the checkpoint has no lm_head: it computes embeddings, no text".into(),
+                ));
+            }
         };
         Ok(match self.args.logits {
             LogitsForm::Plain => logits,
