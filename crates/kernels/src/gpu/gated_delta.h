@@ -5,7 +5,7 @@
 //
 // A row belongs to LANES threads of 32, each with DK / LANES neighbouring elements. Sums run over DK / 32 elements
 // in their order, and over the 32 sums by pairs of neighbours, whatever LANES is. With LANES = 32 the device's own
-// sum over threads does the latter.
+// sum over threads does the latter. V, D and B are pointers: Metal has short arrays in an address space of their own.
 
 template <int RUNS, int LANES>
 FUNCTION float sum_of_runs(LOCAL float* runs) {
@@ -18,10 +18,10 @@ FUNCTION float sum_of_runs(LOCAL float* runs) {
   return sum;
 }
 
-template <int DK, int DV, int HK, int HV, int LANES, typename T, typename B>
-FUNCTION void gated_delta(const GLOBAL T* q, const GLOBAL T* k, const GLOBAL T* v, const GLOBAL float* decay,
-                          const GLOBAL B* beta, const GLOBAL float* memory, GLOBAL T* out,
-                          GLOBAL float* new_memory, int tokens, int lane, int group, int batch_head) {
+template <int DK, int DV, int HK, int HV, int LANES, typename T, typename V, typename D, typename B>
+FUNCTION void gated_delta(const GLOBAL T* q, const GLOBAL T* k, V v, D decay, B beta, const GLOBAL float* memory,
+                          GLOBAL T* out, GLOBAL float* new_memory, int tokens, int lane, int group,
+                          int batch_head) {
   constexpr int OWN = DK / LANES;
   constexpr int RUN = DK / 32;
   constexpr int RUNS = OWN / RUN;
