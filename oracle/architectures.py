@@ -194,7 +194,7 @@ ARCHS = {
 PLUS_ONE = {"gemma", "gemma2"}  # norms stored as (weight - 1)
 # Model types whose classes drop these tensors of upstream checkpoints.
 DROPS_INV_FREQ = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "olmo2"}
-DROPS_TIED_HEAD = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "qwen3", "granite"}
+DROPS_TIED_HEAD = {"llama", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite"}
 
 
 def register_model_types():

@@ -173,7 +173,8 @@ def make_fixture(out, spec):
     hidden, layers, build, family = ARCHS[s.arch]
     config = build(s.hidden or hidden, s.layers or layers)
     for key, value in s.set.items():
-        target = config["text_config"] if key in config.get("text_config", {}) else config
+        text = config.get("text_config", config)
+        target = config if key in config and key not in text else text
         target[key] = value
     for key in s.unset:
         target = config["text_config"] if key in config.get("text_config", {}) else config

@@ -2,17 +2,20 @@
 
 use russet_mlx::{Array, Device};
 use russet_model::{Cache, CpuOptions, Fidelity, KvType, LoadOptions, Model, Tier};
-use russet_testing::{FixtureSpec, Oracle};
+use russet_testing::{FixtureSpec, Oracle, gemma4_forms};
 
-fn model(kv: KvType) -> Option<Model> {
-    let oracle = Oracle::get()?;
+/// A llama, and a gemma4 whose layers share keys and values.
+fn models(kv: KvType) -> Vec<Model> {
+    let Some(oracle) = Oracle::get() else { return Vec::new() };
     if Device::default_device() == Device::Gpu {
-        return None;
+        return Vec::new();
     }
-    let dir = oracle.fixture(&FixtureSpec::new("llama"));
     let cpu = CpuOptions { kv, ..CpuOptions::default() };
     let options = LoadOptions { cpu, ..LoadOptions::new(Fidelity::Tier(Tier::L3)) };
-    Some(Model::load(&dir, &options).unwrap())
+    let sharing = gemma4_forms().into_iter().find(|(name, _)| *name == "e4b").map(|(_, spec)| spec);
+    [FixtureSpec::new("llama"), sharing.unwrap()]
+        .map(|spec| Model::load(&oracle.fixture(&spec), &options).unwrap())
+        .into()
 }
 
 /// The logits after reading `tokens`, as bytes.
@@ -24,8 +27,7 @@ fn read(model: &Model, cache: &mut Cache, tokens: &[u32]) -> Vec<u8> {
 
 #[test]
 fn a_clone_goes_on_as_a_fresh_cache_would() {
-    for kv in [KvType::F16, KvType::F32] {
-        let Some(model) = model(kv) else { return };
+    for model in [KvType::F16, KvType::F32].into_iter().flat_map(models) {
         let start: Vec<u32> = (0..40).collect();
         let (one, two): (Vec<u32>, Vec<u32>) = ((50..60).collect(), (90..97).collect());
         let fresh = |rest: &[u32]| {
@@ -46,7 +48,10 @@ fn a_clone_goes_on_as_a_fresh_cache_would() {
 
 #[test]
 fn calls_that_were_not_evaluated_yet_run_in_order() {
-    let Some(model) = model(KvType::F16) else { return };
+    models(KvType::F16).iter().for_each(check_order);
+}
+
+fn check_order(model: &Model) {
     let tokens = |range: std::ops::Range<u32>| {
         let tokens: Vec<u32> = range.collect();
         Array::from_slice(&tokens, [1, tokens.len() as i32]).unwrap()
@@ -72,13 +77,16 @@ fn calls_that_were_not_evaluated_yet_run_in_order() {
 
 #[test]
 fn growing_and_trimming_change_no_bit() {
-    let Some(model) = model(KvType::F16) else { return };
+    models(KvType::F16).iter().for_each(check_growth);
+}
+
+fn check_growth(model: &Model) {
     let token = |i: u32| [i * 7 % 256];
     let mut reserved = model.new_cache();
     reserved.reserve(2000);
     let mut growing = model.new_cache();
     for i in 0..600 {
-        let (a, b) = (read(&model, &mut reserved, &token(i)), read(&model, &mut growing, &token(i)));
+        let (a, b) = (read(model, &mut reserved, &token(i)), read(model, &mut growing, &token(i)));
         assert_eq!(a, b, "token {i}");
     }
     assert!(growing.nbytes() < reserved.nbytes());
@@ -87,7 +95,7 @@ fn growing_and_trimming_change_no_bit() {
     }
     let mut fresh = model.new_cache();
     for i in 0..300 {
-        read(&model, &mut fresh, &token(i));
+        read(model, &mut fresh, &token(i));
     }
-    assert_eq!(read(&model, &mut growing, &[9]), read(&model, &mut fresh, &[9]));
+    assert_eq!(read(model, &mut growing, &[9]), read(model, &mut fresh, &[9]));
 }

@@ -10,7 +10,8 @@ use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
 use russet_model::{Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{
-    Case, Oracle, Reference, ReferenceSpec, dense_cases, llama_cases, qwen3_5_cases, sampling_cases,
+    Case, Oracle, Reference, ReferenceSpec, dense_cases, gemma4_cases, llama_cases, qwen3_5_cases,
+    qwen3_moe_cases, sampling_cases,
 };
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
@@ -140,6 +141,16 @@ fn other_dense_families_equal_the_reference_bit_for_bit() {
 #[test]
 fn qwen3_5_equals_the_reference_bit_for_bit() {
     assert_parity(qwen3_5_cases());
+}
+
+#[test]
+fn qwen3_moe_equals_the_reference_bit_for_bit() {
+    assert_parity(qwen3_moe_cases());
+}
+
+#[test]
+fn gemma4_equals_the_reference_bit_for_bit() {
+    assert_parity(gemma4_cases());
 }
 
 #[test]

@@ -3,6 +3,11 @@
 //! Activations are f32, `[batch, seq, width]` and row contiguous; weights are as stored, or interleaved at
 //! load. Keys and values are kept in float16 or float32 and appended in place.
 
+mod experts;
+mod gated_input;
+
+pub use gated_input::GatedInputCall;
+
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -13,8 +18,9 @@ use russet_mlx::{
 };
 
 use crate::cpu::{
-    self, Activation, Attention, Cpu, DeltaShape, DenseMatrix, FloatType, Interleaved, KernelError,
-    KeyValues, Mask, Precision, PreparedInput, Product, QuantFormat, QuantizedMatrix, Rotations, Weights,
+    self, Activation, Attention, Cpu, DeltaShape, DenseMatrix, ExpertScratch, FloatType, Interleaved,
+    KernelError, KeyValues, Mask, PANEL, Precision, PreparedInput, Product, QuantFormat, QuantizedMatrix,
+    Rotations, Weights,
 };
 
 /// How operations compute: the processor, and the precision of activations in products.
@@ -31,6 +37,8 @@ pub struct Matrix {
     /// A quantized matrix in the form that is faster to read, once [`Ops::interleave`] has made it.
     interleaved: OnceLock<Interleaved>,
     bias: Option<Vec<f32>>,
+    /// Matrices of as many rows each that lie one under the other; 1 unless they are a layer's experts.
+    experts: usize,
 }
 
 #[derive(Debug)]
@@ -90,7 +98,19 @@ impl Matrix {
     }
 
     fn new(storage: Storage) -> Self {
-        Self { storage, interleaved: OnceLock::new(), bias: None }
+        Self { storage, interleaved: OnceLock::new(), bias: None, experts: 1 }
+    }
+
+    /// Says that this is the stack of the matrices of `count` experts.
+    ///
+    /// # Errors
+    /// When it does not have as many rows for each.
+    pub fn of_experts(mut self, count: usize) -> Result<Self> {
+        if count == 0 || !self.rows().is_multiple_of(count) {
+            return Err(Error::new(format!("{} rows are no matrices of {count} experts", self.rows())));
+        }
+        self.experts = count;
+        Ok(self)
     }
 
     /// Adds `bias` `[outputs]` to the products.
@@ -240,6 +260,8 @@ pub enum Residual {
     Norm(Arc<Norm>),
     /// `x + y * factor`
     Scaled(f32),
+    /// `y`, in the place of `x`.
+    Replaced,
 }
 
 /// Arguments of [`Ops::mlp`].
@@ -264,8 +286,8 @@ const INTERLEAVE_BATCH: usize = 4 << 20;
 
 /// Arguments of [`Ops::attention`].
 pub struct AttentionCall {
-    /// Norms of queries and of keys, of a head each or of all heads, by their widths.
-    pub qk_norms: Option<[Arc<Norm>; 2]>,
+    /// Norms of queries, of keys and of values, of a head each or of all heads, by their widths.
+    pub norms: [Option<Arc<Norm>>; 3],
     /// The projection of the attention's output.
     pub output: Arc<Matrix>,
     /// Query heads.
@@ -435,6 +457,10 @@ impl Ops {
         let mut bytes = 0;
         for matrix in matrices {
             let Storage::Quantized(stored) = &matrix.storage else { continue };
+            // An expert is read on its own, so panels must not straddle two.
+            if matrix.experts > 1 && !(matrix.rows() / matrix.experts).is_multiple_of(PANEL) {
+                continue;
+            }
             batch.push((&**matrix, stored));
             bytes += stored.codes.bytes().len();
             if bytes >= INTERLEAVE_BATCH {
@@ -517,7 +543,7 @@ impl Ops {
         inputs.extend(after);
         let outputs =
             vec![OutputSpec::in_place(hidden.shape(), Dtype::F32, 3), OutputSpec::new(vec![1], Dtype::U32)];
-        let op = Attend { ops: self.clone(), call };
+        let op = Attend { ops: self.clone(), call, appends: true };
         let [hidden, appended] = <[Array; 2]>::try_from(custom(op, &inputs, outputs)?)
             .map_err(|_| Error::new("attention returned too few arrays"))?;
         Ok(AttentionOutput { hidden, appended })
@@ -568,6 +594,21 @@ impl Ops {
         one(custom(op, &[x.clone(), gate.clone(), residual.clone()], outputs)?)
     }
 
+    /// [`Ops::attention`] with keys and values that another layer has appended behind the `offset` rows of the
+    /// cache: as many as there are queries.
+    pub fn attention_shared(
+        self: &Arc<Self>,
+        call: AttentionCall,
+        queries: &Array,
+        hidden: &Array,
+        after: Option<Array>,
+    ) -> Result<Array> {
+        let mut inputs = vec![queries.clone(), hidden.clone()];
+        inputs.extend(after);
+        let op = Attend { ops: self.clone(), call, appends: false };
+        one(custom(op, &inputs, vec![OutputSpec::in_place(hidden.shape(), Dtype::F32, 1)])?)
+    }
+
     /// Multiplies `rows` rows of `x` with each matrix into the output beside it, biases added.
     fn multiply(
         &self,
@@ -605,6 +646,8 @@ struct Scratch {
     first: Vec<f32>,
     second: Vec<f32>,
     third: Vec<f32>,
+    experts: ExpertScratch,
+    choices: Vec<(usize, usize)>,
 }
 
 thread_local! {
@@ -706,7 +749,7 @@ impl CpuOp for Mlp {
         let cpu = &self.ops.cpu;
         let width = inner.rows();
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { prepared, normalized: buffer, first, second, third } = scratch;
+            let Scratch { prepared, normalized: buffer, first, second, third, .. } = scratch;
             let input = x.as_mut_slice::<f32>()?;
             let rows = rows_of(input, inner.columns())?;
             let input = normalized(&self.ops, norm.as_deref(), input, buffer)?;
@@ -744,6 +787,7 @@ fn add_product(
     let out = out.as_mut_slice::<f32>()?;
     match residual {
         Residual::Plain => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p),
+        Residual::Replaced => out.copy_from_slice(product),
         Residual::Scaled(factor) => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p * factor),
         Residual::Norm(norm) => {
             let normalized = take(spare, product.len());
@@ -757,6 +801,8 @@ fn add_product(
 struct Attend {
     ops: Arc<Ops>,
     call: AttentionCall,
+    /// Whether keys and values come with the queries.
+    appends: bool,
 }
 
 impl CpuOp for Attend {
@@ -827,18 +873,15 @@ impl Attend {
         outputs: &mut [Output<'_>],
     ) -> Result<()> {
         let call = &self.call;
-        let ([q, k, v, ..], [hidden, appended]) = (inputs, outputs) else { return Err(wrong_count()) };
-        let (queries, keys, values) = (q.as_slice::<f32>()?, k.as_slice::<f32>()?, v.as_slice::<f32>()?);
+        let [q_norm, k_norm, v_norm] = &call.norms;
+        let ([q, rest @ ..], [hidden, appended @ ..]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let queries = q.as_slice::<f32>()?;
         let (q_width, kv_width) = (call.heads * call.head_dim, call.kv_heads * call.head_dim);
         let rows = rows_of(queries, if call.output_gate { 2 * q_width } else { q_width })?;
-        if keys.len() != rows * kv_width || values.len() != keys.len() {
-            return Err(Error::new("keys and values do not have the rows of the queries"));
-        }
         let (length, capacity) = (call.offset + rows, call.cache.capacity);
         if length > capacity || cached_keys.len() != capacity * kv_width {
             return Err(Error::new(format!("{length} rows do not fit a cache of {capacity}")));
         }
-        appended.as_mut_slice::<u32>()?.fill(0);
 
         SCRATCH.with_borrow_mut(|scratch| {
             let gated = if call.output_gate { queries.len() } else { 0 };
@@ -855,29 +898,23 @@ impl Attend {
                 }
             };
             let rotated_queries = take(&mut scratch.first, queries.len());
-            let rotated_keys = take(&mut scratch.second, keys.len());
-            match &call.qk_norms {
-                Some([q_norm, k_norm]) => {
-                    q_norm.run(&self.ops.cpu, queries, rotated_queries)?;
-                    k_norm.run(&self.ops.cpu, keys, rotated_keys)?;
+            self.normalize_and_rotate(q_norm.as_deref(), queries, call.heads, rotated_queries)?;
+            if self.appends {
+                let ([k, v, ..], [appended]) = (rest, appended) else { return Err(wrong_count()) };
+                let (keys, values) = (k.as_slice::<f32>()?, v.as_slice::<f32>()?);
+                if keys.len() != rows * kv_width || values.len() != keys.len() {
+                    return Err(Error::new("keys and values do not have the rows of the queries"));
                 }
-                None => {
-                    rotated_queries.copy_from_slice(queries);
-                    rotated_keys.copy_from_slice(keys);
-                }
+                let rotated_keys = take(&mut scratch.second, keys.len());
+                self.normalize_and_rotate(k_norm.as_deref(), keys, call.kv_heads, rotated_keys)?;
+                append_rows(rotated_keys, cached_keys, call);
+                append_rows(
+                    normalized(&self.ops, v_norm.as_deref(), values, &mut scratch.third)?,
+                    cached_values,
+                    call,
+                );
+                appended.as_mut_slice::<u32>()?.fill(0);
             }
-            if let Some(rotations) = &call.rotations {
-                for (x, heads, width) in [
-                    (&mut *rotated_queries, call.heads, q_width),
-                    (&mut *rotated_keys, call.kv_heads, kv_width),
-                ] {
-                    let strides = (call.head_dim, width);
-                    cpu::rope(&self.ops.cpu, x, heads, call.head_dim, strides, rotations, call.traditional)
-                        .map_err(error)?;
-                }
-            }
-            append_rows(rotated_keys, cached_keys, call);
-            append_rows(values, cached_values, call);
 
             let attended = take(&mut scratch.third, queries.len());
             let cached = |rows| KeyValues::Dense {
@@ -919,6 +956,24 @@ impl Attend {
 }
 
 impl Attend {
+    /// Queries or keys as they are compared.
+    fn normalize_and_rotate(
+        &self,
+        norm: Option<&Norm>,
+        x: &[f32],
+        heads: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        match norm {
+            Some(norm) => norm.run(&self.ops.cpu, x, out)?,
+            None => out.copy_from_slice(x),
+        }
+        let AttentionCall { rotations, head_dim, traditional, .. } = &self.call;
+        let Some(rotations) = rotations else { return Ok(()) };
+        let strides = (*head_dim, heads * head_dim);
+        cpu::rope(&self.ops.cpu, out, heads, *head_dim, strides, rotations, *traditional).map_err(error)
+    }
+
     /// Copies the rows before the new ones from a cache of another capacity.
     fn copy_rows<T: KvElement>(&self, old: &[T], new: &mut [T], old_capacity: usize) -> Result<()> {
         let call = &self.call;
@@ -1009,7 +1064,7 @@ impl CpuOp for GatedOutput {
         let (x, gate) = (x.as_slice::<f32>()?, gate.as_slice::<f32>()?);
         let (cpu, width) = (&self.ops.cpu, self.output.columns());
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { prepared, normalized: buffer, first, second, third } = scratch;
+            let Scratch { prepared, normalized: buffer, first, second, third, .. } = scratch;
             let normalized = take(first, x.len());
             self.norm.run(cpu, x, normalized)?;
             let inner = take(second, x.len());

@@ -48,6 +48,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Whether the field is there and null, where that is not the same as absent.
+    pub fn is_null(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(Value::is_null)
+    }
+
     /// The raw value, unless absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|v| !v.is_null())
@@ -88,6 +93,12 @@ impl<'a> Fields<'a> {
         self.convert(field, &format!("an integer from 0 to {MAX_DIMENSION}"), |v| {
             v.as_u64().filter(|n| *n <= MAX_DIMENSION).map(|n| n as i32)
         })
+    }
+
+    /// [`Fields::count`] that must be present.
+    pub fn required_count(&self, field: &str) -> Result<i32> {
+        let value = self.count(field)?;
+        self.required(field, value)
     }
 
     /// `num_hidden_layers`, which must be present.

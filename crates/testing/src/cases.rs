@@ -4,10 +4,14 @@
 //! change behaviour with length. The formats are covered in full, the other features each with every dtype.
 
 mod dense;
+mod gemma4;
 mod qwen3_5;
+mod qwen3_moe;
 
 pub use dense::{dense_cases, dense_families};
+pub use gemma4::{gemma4_cases, gemma4_forms};
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
+pub use qwen3_moe::{qwen3_moe, qwen3_moe_cases};
 
 use std::collections::BTreeMap;
 
@@ -521,7 +525,14 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for cases in [llama_cases(), sampling_cases(), dense_cases(), qwen3_5_cases()] {
+        for cases in [
+            llama_cases(),
+            sampling_cases(),
+            dense_cases(),
+            gemma4_cases(),
+            qwen3_5_cases(),
+            qwen3_moe_cases(),
+        ] {
             let names: HashSet<_> = cases.iter().map(|case| &case.name).collect();
             assert_eq!(names.len(), cases.len());
         }

@@ -1,5 +1,7 @@
 //! Small checkpoints made without Python, for tests that break them.
 
+mod sparse;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -24,8 +24,8 @@ mod specification;
 mod worker;
 
 pub use cases::{
-    Case, cache_specs, dense_cases, dense_families, llama_cases, qwen3_5_cases, qwen3_5_fixture, rope_specs,
-    sampler_specs, sampling_cases,
+    Case, cache_specs, dense_cases, dense_families, gemma4_cases, gemma4_forms, llama_cases, qwen3_5_cases,
+    qwen3_5_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;

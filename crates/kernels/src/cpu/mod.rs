@@ -42,6 +42,7 @@ pub use input::{Precision, PreparedInput};
 pub use matmul::{Product, Weights, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
+pub(crate) use quant::PANEL;
 pub use quant::{Interleaved, InterleavedRows, QuantFormat, QuantizedMatrix};
 pub use rope::{Rotations, inverse_frequencies, rope};
 pub use simd::Isa;

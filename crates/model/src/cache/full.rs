@@ -1,7 +1,7 @@
 use russet_mlx::Array;
 use russet_mlx::fast::Mask;
 
-use super::{GROWTH, KeysValues, causal_mask};
+use super::{GROWTH, KeysValues, causal_mask, empty};
 use crate::Result;
 
 /// Keys and values of all tokens (`mlx_lm.models.cache.KVCache`).
@@ -37,9 +37,12 @@ impl KvCache {
         };
         buffer.write(&new, previous)?;
         self.offset += count;
-        let used = if self.offset < buffer.rows()? { buffer.slice(0, self.offset)? } else { buffer.clone() };
-        self.buffer = Some(buffer);
-        Ok(used.into_pair())
+        self.buffer.insert(buffer).used(self.offset)
+    }
+
+    /// See [`LayerCache::keys_values`](super::LayerCache::keys_values).
+    pub fn keys_values(&self) -> Result<(Array, Array)> {
+        self.buffer.as_ref().ok_or_else(empty)?.used(self.offset)
     }
 
     /// See [`LayerCache::mask`](super::LayerCache::mask).

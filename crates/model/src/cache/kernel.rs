@@ -3,7 +3,7 @@ use std::sync::Arc;
 use russet_kernels::ops::{KvBuffer, KvType};
 use russet_mlx::Array;
 
-use super::GROWTH;
+use super::{GROWTH, empty};
 use crate::Result;
 
 /// Keys and values of all tokens as the CPU kernels keep them: appended in place, in memory that grows by
@@ -74,6 +74,15 @@ impl KernelKvCache {
     pub(crate) fn end_append(&mut self, appended: Array, length: i32) {
         self.appended = Some(appended);
         self.offset += length;
+    }
+
+    /// The memory with all rows, and what must have run before they are read.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub(crate) fn rows(&self) -> Result<(KvBuffer, Option<Array>)> {
+        let buffer = self.buffer.clone().ok_or_else(empty)?;
+        Ok((buffer, self.appended.clone()))
     }
 
     /// What is available once all rows are written.

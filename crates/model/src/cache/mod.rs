@@ -151,6 +151,18 @@ impl LayerCache {
         }
     }
 
+    /// What the last update returned.
+    ///
+    /// # Errors
+    /// When there was none, or the layer's attention updates the cache itself.
+    pub fn keys_values(&self) -> Result<(Array, Array)> {
+        match self {
+            Self::Full(cache) => cache.keys_values(),
+            Self::Rotating(cache) => cache.keys_values(),
+            Self::Kernel(_) | Self::Recurrent(_) => Err(empty()),
+        }
+    }
+
     /// The mask for a call with `length` new tokens, made before the update.
     pub fn mask(&self, length: i32, window: Option<i32>) -> Result<Mask> {
         match self {
@@ -215,6 +227,10 @@ fn no_round() -> Error {
     Error::Input("no round of speculation was begun".into())
 }
 
+fn empty() -> Error {
+    Error::Input("the cache has no keys and values to share".into())
+}
+
 /// Keys and values, which always have the same number of rows.
 #[derive(Clone, Debug)]
 struct KeysValues {
@@ -259,6 +275,12 @@ impl KeysValues {
         self.keys = self.keys.slice_update_axis(&rows.keys, 2, start, stop)?;
         self.values = self.values.slice_update_axis(&rows.values, 2, start, stop)?;
         Ok(())
+    }
+
+    /// The first `count` rows, which may be all.
+    fn used(&self, count: i32) -> Result<(Array, Array)> {
+        let used = if count < self.rows()? { self.slice(0, count)? } else { self.clone() };
+        Ok(used.into_pair())
     }
 
     fn into_pair(self) -> (Array, Array) {

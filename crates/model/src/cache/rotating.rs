@@ -1,7 +1,7 @@
 use russet_mlx::fast::Mask;
 use russet_mlx::{Array, Dtype};
 
-use super::{GROWTH, KeysValues, causal_mask};
+use super::{GROWTH, KeysValues, causal_mask, empty};
 use crate::Result;
 
 /// Keys and values of the last `max_size` tokens (`mlx_lm.models.cache.RotatingKVCache`).
@@ -72,9 +72,12 @@ impl RotatingKvCache {
         buffer.write(new, self.index)?;
         self.offset += 1;
         self.index += 1;
-        let used = if self.offset < buffer.rows()? { buffer.slice(0, self.offset)? } else { buffer.clone() };
-        self.buffer = Some(buffer);
-        Ok(used.into_pair())
+        self.buffer.insert(buffer).used(self.offset)
+    }
+
+    /// See [`LayerCache::keys_values`](super::LayerCache::keys_values).
+    pub fn keys_values(&self) -> Result<(Array, Array)> {
+        self.buffer.as_ref().ok_or_else(empty)?.used(self.offset)
     }
 
     /// The rows from oldest to newest, without unused ones.

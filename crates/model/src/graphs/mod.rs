@@ -3,7 +3,10 @@
 //! To add an architecture, write its graph (or its description in `universal_dense/families.rs`), add its
 //! line to the table below, and a parity case.
 
+mod checks;
+mod gemma4;
 mod qwen3_5;
+mod qwen3_moe;
 mod universal_dense;
 
 use russet_mlx::Array;
@@ -49,8 +52,11 @@ type Build = fn(&Checkpoint, &mut Loader<'_>) -> Result<Box<dyn Graph>>;
 
 /// A profile's graph and the `model_type` that mlx-lm runs a checkpoint as → what builds it.
 const GRAPHS: &[(GraphKind, &str, Build)] = &[
+    (GraphKind::Gemma4, "gemma4", gemma4::nested),
+    (GraphKind::Gemma4, "gemma4_text", gemma4::text),
     (GraphKind::MiniCpm5, "llama", |c, l| dense(c, l, families::llama)),
     (GraphKind::Qwen3, "qwen3", |c, l| dense(c, l, families::qwen3)),
+    (GraphKind::Qwen3Moe, "qwen3_moe", qwen3_moe::build),
     (GraphKind::Qwen35, "qwen3_5", qwen3_5::qwen3_5),
     (GraphKind::Qwen35, "qwen3_5_text", qwen3_5::qwen3_5_text),
     (GraphKind::UniversalDense, "gemma", |c, l| dense(c, l, families::gemma)),

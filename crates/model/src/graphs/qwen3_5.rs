@@ -192,6 +192,7 @@ impl Mixer {
             scale: f64::from(head_dim).powf(-0.5),
             rotary: true,
             qk_norm: QkNorm::PerHead { eps: args.norm_eps },
+            value_norm: None,
             softcap: None,
             output_gate: true,
             output_bias: attention_bias,

@@ -135,6 +135,7 @@ impl Block {
             scale: args.attention_scale,
             rotary: layer.rotary,
             qk_norm: args.qk_norm,
+            value_norm: None,
             softcap: args.attention_softcap,
             output_gate: false,
             output_bias: args.output_bias,

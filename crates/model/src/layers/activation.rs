@@ -12,27 +12,33 @@ pub use russet_kernels::cpu::Activation;
 /// compiling would call a C++ compiler at run time; the bits are the same without.
 pub struct GatedActivation {
     pub(super) kind: Activation,
-    /// Of both inputs for `mlx_lm.models.activations.swiglu`; the other gates call a function of `mlx.nn`,
-    /// and multiply after it.
+    /// Whether the reference compiles the whole of it: `mlx_lm.models.activations.swiglu` and
+    /// `mlx_lm.models.gemma4_text.geglu`. Other gates call a function of `mlx.nn`, and multiply after it.
+    whole: bool,
     compiled: Option<Compiled>,
 }
 
 impl GatedActivation {
     /// Prepares the activation for the default device.
     pub fn new(kind: Activation) -> Result<Self> {
-        let compiled = match kind {
-            Activation::Silu => compile_on_gpu(move |x| activate(kind, &x[0])?.multiply(&x[1]))?,
-            _ => compile_on_gpu(move |x| activate(kind, &x[0]))?,
-        };
-        Ok(Self { kind, compiled })
+        if kind == Activation::Silu {
+            return Self::whole(kind);
+        }
+        Ok(Self { kind, whole: false, compiled: compile_on_gpu(move |x| activate(kind, &x[0]))? })
+    }
+
+    /// [`GatedActivation::new`], compiled with the multiplication.
+    pub fn whole(kind: Activation) -> Result<Self> {
+        let compiled = compile_on_gpu(move |x| activate(kind, &x[0])?.multiply(&x[1]))?;
+        Ok(Self { kind, whole: true, compiled })
     }
 
     /// `gate` and `up` have the same shape.
     pub fn forward(&self, gate: &Array, up: &Array) -> Result<Array> {
-        Ok(match (&self.compiled, self.kind) {
-            (None, kind) => activate(kind, gate)?.multiply(up)?,
-            (Some(f), Activation::Silu) => f.call(&[gate.clone(), up.clone()])?.swap_remove(0),
-            (Some(f), _) => f.call(std::slice::from_ref(gate))?.swap_remove(0).multiply(up)?,
+        Ok(match &self.compiled {
+            None => activate(self.kind, gate)?.multiply(up)?,
+            Some(f) if self.whole => f.call(&[gate.clone(), up.clone()])?.swap_remove(0),
+            Some(f) => f.call(std::slice::from_ref(gate))?.swap_remove(0).multiply(up)?,
         })
     }
 }
@@ -56,6 +62,31 @@ impl PlainActivation {
             Some(f) => f.call(std::slice::from_ref(x))?.swap_remove(0),
         })
     }
+}
+
+/// `tanh(x / cap) * cap` (`mlx_lm.models.gemma4_text.logit_softcap`), compiled as [`GatedActivation`] is.
+pub struct Softcap {
+    cap: f64,
+    compiled: Option<Compiled>,
+}
+
+impl Softcap {
+    /// Prepares the function for the default device.
+    pub fn new(cap: f64) -> Result<Self> {
+        Ok(Self { cap, compiled: compile_on_gpu(move |x| softcap(cap, &x[0]))? })
+    }
+
+    /// Each element on its own.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        Ok(match &self.compiled {
+            None => softcap(self.cap, x)?,
+            Some(f) => f.call(std::slice::from_ref(x))?.swap_remove(0),
+        })
+    }
+}
+
+fn softcap(cap: f64, x: &Array) -> russet_mlx::Result<Array> {
+    x.divide(cap)?.tanh()?.multiply(cap)
 }
 
 fn compile_on_gpu(

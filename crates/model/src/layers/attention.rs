@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use russet_kernels::cpu::Rotations;
-use russet_kernels::ops;
+use russet_kernels::ops::{self, KvBuffer, Matrix};
 use russet_mlx::fast::{Mask, scaled_dot_product_attention};
 use russet_mlx::{Array, select};
 
@@ -26,6 +26,8 @@ pub struct AttentionArgs {
     pub rotary: bool,
     /// Norm of queries and keys.
     pub qk_norm: QkNorm,
+    /// Norm of each value head, without a gain, by what is added to the mean square.
+    pub value_norm: Option<f64>,
     /// Where given, scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f64>,
     /// Whether each query has a gate beside it, whose sigmoid multiplies the head's output.
@@ -44,6 +46,11 @@ pub enum QkNorm {
         /// Added to the mean square.
         eps: f64,
     },
+    /// Of each query head alone, where the keys are those of another layer.
+    PerQueryHead {
+        /// Added to the mean square.
+        eps: f64,
+    },
     /// Of all heads together.
     AllHeads {
         /// Added to the mean square.
@@ -54,8 +61,38 @@ pub enum QkNorm {
 /// Attention over a cache, from projected queries, keys and values to the projected output.
 pub struct Attention {
     o_proj: Linear,
-    qk_norms: Option<[Norm; 2]>,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
+    v_norm: Option<Norm>,
     args: AttentionArgs,
+}
+
+/// The keys and values that a layer attended to in a call, for layers that have none of their own.
+pub struct SharedKv(Rows);
+
+enum Rows {
+    Arrays(Array, Array),
+    /// For the CPU kernels, with what must have run before.
+    Kernel(KvBuffer, Option<Array>),
+}
+
+impl SharedKv {
+    /// Those of the layer with `cache`, after it has run.
+    ///
+    /// # Errors
+    /// When the layer has not run.
+    pub fn of(cache: &LayerCache) -> Result<Self> {
+        Ok(Self(match cache {
+            LayerCache::Kernel(cache) => {
+                let (buffer, appended) = cache.rows()?;
+                Rows::Kernel(buffer, appended)
+            }
+            cache => {
+                let (keys, values) = cache.keys_values()?;
+                Rows::Arrays(keys, values)
+            }
+        }))
+    }
 }
 
 /// What all attention layers of one kind share in a call.
@@ -63,6 +100,8 @@ pub struct AttentionCall<'a> {
     rope: &'a Rope,
     mask: Mask,
     window: Option<i32>,
+    /// The position of the first new token.
+    offset: i32,
     /// For the CPU kernels, which need no mask.
     rotations: Option<Arc<Rotations>>,
 }
@@ -79,9 +118,13 @@ impl<'a> AttentionCall<'a> {
                 rope,
                 mask: Mask::None,
                 window,
+                offset: cache.offset(),
                 rotations: Some(Arc::new(rope.rotations(cache.offset(), length))),
             },
-            _ => Self { rope, mask: cache.mask(length, window)?, window, rotations: None },
+            _ => {
+                let (mask, offset) = (cache.mask(length, window)?, cache.offset());
+                Self { rope, mask, window, offset, rotations: None }
+            }
         })
     }
 }
@@ -95,17 +138,19 @@ impl Attention {
         let AttentionArgs { hidden, heads, kv_heads, head_dim, .. } = args;
         let o_proj = format!("{path}.o_proj");
         let o_proj = Linear::load(loader, &o_proj, heads * head_dim, hidden, args.output_bias)?;
-        let mut norms = |eps, sizes: [i32; 2]| {
-            let mut norm =
-                |name: &str, size| Norm::load(loader, &format!("{path}.{name}"), NormKind::Rms, size, eps);
-            Ok::<_, Error>([norm("q_norm", sizes[0])?, norm("k_norm", sizes[1])?])
+        let (q_size, k_size, eps) = match args.qk_norm {
+            QkNorm::None => (None, None, 0.0),
+            QkNorm::PerHead { eps } => (Some(head_dim), Some(head_dim), eps),
+            QkNorm::PerQueryHead { eps } => (Some(head_dim), None, eps),
+            QkNorm::AllHeads { eps } => (Some(heads * head_dim), Some(kv_heads * head_dim), eps),
         };
-        let qk_norms = match args.qk_norm {
-            QkNorm::None => None,
-            QkNorm::PerHead { eps } => Some(norms(eps, [head_dim, head_dim])?),
-            QkNorm::AllHeads { eps } => Some(norms(eps, [heads * head_dim, kv_heads * head_dim])?),
+        let mut norm = |name: &str, size: Option<i32>| {
+            let path = format!("{path}.{name}");
+            size.map(|size| Norm::load(loader, &path, NormKind::Rms, size, eps)).transpose()
         };
-        Ok(Self { o_proj, qk_norms, args })
+        let (q_norm, k_norm) = (norm("q_norm", q_size)?, norm("k_norm", k_size)?);
+        let v_norm = args.value_norm.map(|eps| Norm::without_gain(loader, head_dim, eps));
+        Ok(Self { o_proj, q_norm, k_norm, v_norm, args })
     }
 
     /// `x` with `o_proj(attention(q, k, v))` added as `residual` says; `q`, `k`, `v` are
@@ -123,39 +168,79 @@ impl Attention {
     ) -> Result<Array> {
         match (self.o_proj.kernel(), cache) {
             (Some((ops, output)), LayerCache::Kernel(cache)) => {
-                let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
                 let [queries, keys, values] = qkv;
                 let length = queries.dim(1)?;
-                let offset = cache.offset() as usize;
-                let append = cache.begin_append(length, kv_heads as usize, head_dim as usize)?;
+                let (kv_heads, head_dim) = (self.args.kv_heads as usize, self.args.head_dim as usize);
+                let append = cache.begin_append(length, kv_heads, head_dim)?;
                 let kernel_call = ops::AttentionCall {
-                    qk_norms: self
-                        .qk_norms
-                        .as_ref()
-                        .map(|norms| norms.each_ref().map(|n| n.kernel().clone())),
-                    output: output.clone(),
-                    heads: heads as usize,
-                    kv_heads: kv_heads as usize,
-                    head_dim: head_dim as usize,
-                    scale: scale as f32,
-                    softcap: softcap.map(|cap| cap as f32),
-                    output_gate: self.args.output_gate,
-                    window: call.window.map(|w| w as usize),
-                    rotations: call.rotations.clone().filter(|_| rotary),
-                    traditional: call.rope.is_traditional(),
-                    cache: append.buffer,
                     copy_from: append.copy_from,
-                    offset,
-                    residual: residual.kernel(),
+                    ..self.kernel_call(output, residual, call, append.buffer)
                 };
                 let out = ops.attention(kernel_call, [queries, keys, values], x, append.after)?;
                 cache.end_append(out.appended, length);
                 Ok(out.hidden)
             }
-            (Some(_), _) | (None, LayerCache::Kernel(_)) => {
-                Err(Error::Input("the cache was made for other numerics than the model's".into()))
+            (None, cache @ (LayerCache::Full(_) | LayerCache::Rotating(_))) => {
+                residual.add(x, &self.forward(qkv, call, cache)?)
             }
-            (None, cache) => residual.add(x, &self.forward(qkv, call, cache)?),
+            _ => Err(other_numerics()),
+        }
+    }
+
+    /// [`Attention::forward_add`] with the keys and values of another layer.
+    ///
+    /// # Errors
+    /// When they are not of the kind that computes here.
+    pub fn forward_shared_add(
+        &self,
+        queries: &Array,
+        x: &Array,
+        residual: &Residual,
+        call: &AttentionCall<'_>,
+        kv: &SharedKv,
+    ) -> Result<Array> {
+        match (self.o_proj.kernel(), &kv.0) {
+            (Some((ops, output)), Rows::Kernel(buffer, appended)) => {
+                let kernel_call = self.kernel_call(output, residual, call, buffer.clone());
+                Ok(ops.attention_shared(kernel_call, queries, x, appended.clone())?)
+            }
+            (None, Rows::Arrays(keys, values)) => {
+                let mut queries = self.split_heads(queries, self.args.heads, self.q_norm.as_ref())?;
+                if self.args.rotary {
+                    queries = call.rope.forward(&queries, call.offset)?;
+                }
+                let out = self.attend(&queries, keys, values, call)?;
+                residual.add(x, &self.o_proj.forward(&out)?)
+            }
+            _ => Err(other_numerics()),
+        }
+    }
+
+    fn kernel_call(
+        &self,
+        output: &Arc<Matrix>,
+        residual: &Residual,
+        call: &AttentionCall<'_>,
+        cache: KvBuffer,
+    ) -> ops::AttentionCall {
+        let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
+        let norms = [&self.q_norm, &self.k_norm, &self.v_norm];
+        ops::AttentionCall {
+            norms: norms.map(|norm| norm.as_ref().map(|norm| norm.kernel().clone())),
+            output: output.clone(),
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            head_dim: head_dim as usize,
+            scale: scale as f32,
+            softcap: softcap.map(|cap| cap as f32),
+            output_gate: self.args.output_gate,
+            window: call.window.map(|w| w as usize),
+            rotations: call.rotations.clone().filter(|_| rotary),
+            traditional: call.rope.is_traditional(),
+            cache,
+            copy_from: None,
+            offset: call.offset as usize,
+            residual: residual.kernel(),
         }
     }
 
@@ -166,7 +251,7 @@ impl Attention {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
+        let AttentionArgs { heads, kv_heads, head_dim, rotary, .. } = self.args;
         let (batch, length) = (queries.dim(0)?, queries.dim(1)?);
         let (queries, gates) = match self.args.output_gate {
             false => (queries.clone(), None),
@@ -176,28 +261,36 @@ impl Attention {
                 (both.slice_axis(-1, 0, head_dim)?, Some(gates))
             }
         };
-        let [q_norm, k_norm] = match &self.qk_norms {
-            Some(norms) => norms.each_ref().map(Some),
-            None => [None, None],
-        };
-        let mut queries = self.split_heads(&queries, heads, q_norm)?;
-        let mut keys = self.split_heads(keys, kv_heads, k_norm)?;
-        let values = self.split_heads(values, kv_heads, None)?;
+        let mut queries = self.split_heads(&queries, heads, self.q_norm.as_ref())?;
+        let mut keys = self.split_heads(keys, kv_heads, self.k_norm.as_ref())?;
+        let values = self.split_heads(values, kv_heads, self.v_norm.as_ref())?;
         if rotary {
-            queries = call.rope.forward(&queries, cache.offset())?;
-            keys = call.rope.forward(&keys, cache.offset())?;
+            queries = call.rope.forward(&queries, call.offset)?;
+            keys = call.rope.forward(&keys, call.offset)?;
         }
         let (keys, values) = cache.update(&keys, &values)?;
-
-        let out = match softcap {
-            None => scaled_dot_product_attention(&queries, &keys, &values, scale as f32, &call.mask, None)?,
-            Some(cap) => capped_attention(&queries, &keys, &values, scale, cap, &call.mask)?,
-        };
-        let out = out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?;
+        let out = self.attend(&queries, &keys, &values, call)?;
         self.o_proj.forward(&match gates {
             None => out,
             Some(gates) => out.multiply(&gates.sigmoid()?)?,
         })
+    }
+
+    /// `queries`, `keys` and `values` `[batch, heads, seq, head_dim]` → `[batch, seq, heads * head_dim]`.
+    fn attend(
+        &self,
+        queries: &Array,
+        keys: &Array,
+        values: &Array,
+        call: &AttentionCall<'_>,
+    ) -> Result<Array> {
+        let AttentionArgs { scale, softcap, .. } = self.args;
+        let out = match softcap {
+            None => scaled_dot_product_attention(queries, keys, values, scale as f32, &call.mask, None)?,
+            Some(cap) => capped_attention(queries, keys, values, scale, cap, &call.mask)?,
+        };
+        let (batch, length) = (out.dim(0)?, out.dim(2)?);
+        Ok(out.transpose([0, 2, 1, 3])?.reshape([batch, length, -1])?)
     }
 
     /// `[batch, seq, heads * head_dim]` → `[batch, heads, seq, head_dim]`, normalized.
@@ -211,6 +304,10 @@ impl Attention {
         };
         Ok(x.transpose([0, 2, 1, 3])?)
     }
+}
+
+fn other_numerics() -> Error {
+    Error::Input("the cache was made for other numerics than the model's".into())
 }
 
 /// Attention whose scores `s` become `cap * tanh(s / cap)` (`mlx_lm.models.gemma2`): MLX has no fused

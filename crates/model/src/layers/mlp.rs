@@ -63,6 +63,11 @@ impl GatedMlp {
         })
     }
 
+    /// The same with another activation.
+    pub fn gated_by(self, activation: GatedActivation) -> Self {
+        Self { activation, ..self }
+    }
+
     /// `x` with `mlp(norm(x))` added as `residual` says.
     pub fn forward_add(&self, norm: Option<&Norm>, x: &Array, residual: &Residual) -> Result<Array> {
         if let (Some([(ops, gate), (_, up)]), Some((_, down))) =

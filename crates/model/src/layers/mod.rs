@@ -4,20 +4,24 @@
 mod activation;
 mod attention;
 mod embedding;
+mod experts;
 mod gated_delta;
 mod linear;
 mod mlp;
 mod norm;
+mod per_layer_input;
 mod residual;
 mod rope;
 
-pub use activation::{Activation, GatedActivation, PlainActivation};
-pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm};
+pub use activation::{Activation, GatedActivation, PlainActivation, Softcap};
+pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm, SharedKv};
 pub use embedding::Embedding;
+pub use experts::{ExpertSizes, Experts, SparseMlp, top_k};
 pub use gated_delta::{DeltaFunctions, DeltaSizes, GatedDeltaNet};
 pub use linear::{Linear, Projections, project};
 pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
 pub use norm::{Norm, NormKind};
+pub use per_layer_input::PerLayerInput;
 pub use residual::Residual;
 pub use rope::Rope;
 
@@ -99,8 +103,14 @@ impl<'a> Loader<'a> {
 
     /// Takes the matrix `[rows, columns]` of the module `path`.
     fn stored(&mut self, path: &str, rows: i32, columns: i32) -> Result<Stored> {
+        self.stored_stack(path, &[rows], columns)
+    }
+
+    /// Takes the matrices `[.., columns]` of the module `path`; `rows` are the dimensions before the last.
+    fn stored_stack(&mut self, path: &str, rows: &[i32], columns: i32) -> Result<Stored> {
+        let shape = |last: i32| [rows, &[last]].concat();
         let Some(quantization) = self.quantization_of(path, columns)? else {
-            return Ok(Stored::Dense(self.weights.take(&format!("{path}.weight"), &[rows, columns])?));
+            return Ok(Stored::Dense(self.weights.take(&format!("{path}.weight"), &shape(columns))?));
         };
         if columns % quantization.group_size != 0 {
             let message =
@@ -109,8 +119,8 @@ impl<'a> Loader<'a> {
         }
         // A group always fills whole words, a row of nvfp4 groups not always a multiple of 32 elements.
         let groups = columns / quantization.group_size;
-        let packed = [rows, groups * (quantization.group_size * quantization.bits / 32)];
-        let groups = [rows, groups];
+        let packed = shape(groups * (quantization.group_size * quantization.bits / 32));
+        let groups = shape(groups);
         let weight = self.weights.take_as(&format!("{path}.weight"), &packed, &[Dtype::U32])?;
         let scales = format!("{path}.scales");
         let (scales, biases) = if quantization.mode == QuantizationMode::Affine {
@@ -121,7 +131,7 @@ impl<'a> Loader<'a> {
         } else {
             (self.weights.take_as(&scales, &groups, &[Dtype::U8])?, None)
         };
-        self.packed_elements += rows as u64 * columns as u64;
+        self.packed_elements += rows.iter().map(|&n| n as u64).product::<u64>() * columns as u64;
         Ok(Stored::Quantized { weight, scales, biases, quantization })
     }
 
@@ -138,13 +148,12 @@ impl<'a> Loader<'a> {
 
     /// The matrix for the CPU kernels, with its bias if it has one.
     fn matrix(&mut self, path: &str, rows: i32, columns: i32, bias: Option<&Tensor>) -> Result<Arc<Matrix>> {
-        let matrix = self.kernel_matrix(path, rows, columns)?;
-        let matrix = Arc::new(match bias {
+        let matrix = self.kernel_matrix(path, &[rows], columns)?;
+        let matrix = match bias {
             Some(bias) => matrix.with_bias(bias.array.astype(Dtype::F32)?.to_vec()?)?,
             None => matrix,
-        });
-        self.matrices.push(matrix.clone());
-        Ok(matrix)
+        };
+        Ok(self.keep(matrix))
     }
 
     /// The parts of the matrix of `total` rows that have `rows` rows each, for the CPU kernels.
@@ -155,15 +164,26 @@ impl<'a> Loader<'a> {
         rows: [i32; N],
         columns: i32,
     ) -> Result<[Arc<Matrix>; N]> {
-        let parts = self.kernel_matrix(path, total, columns)?.split(rows.map(|n| n as usize))?;
-        let parts = parts.map(Arc::new);
-        self.matrices.extend(parts.iter().cloned());
-        Ok(parts)
+        let parts = self.kernel_matrix(path, &[total], columns)?.split(rows.map(|n| n as usize))?;
+        Ok(parts.map(|part| self.keep(part)))
     }
 
-    fn kernel_matrix(&mut self, path: &str, rows: i32, columns: i32) -> Result<Matrix> {
-        let (row_count, column_count) = (rows as usize, columns as usize);
-        Ok(match self.stored(path, rows, columns)? {
+    /// The matrices `[rows, columns]` of `experts` experts for the CPU kernels.
+    fn expert_matrices(&mut self, path: &str, experts: i32, rows: i32, columns: i32) -> Result<Arc<Matrix>> {
+        let matrix = self.kernel_matrix(path, &[experts, rows], columns)?.of_experts(experts as usize)?;
+        Ok(self.keep(matrix))
+    }
+
+    fn keep(&mut self, matrix: Matrix) -> Arc<Matrix> {
+        let matrix = Arc::new(matrix);
+        self.matrices.push(matrix.clone());
+        matrix
+    }
+
+    /// The matrices one under the other; `rows` are the dimensions before the last.
+    fn kernel_matrix(&mut self, path: &str, rows: &[i32], columns: i32) -> Result<Matrix> {
+        let (row_count, column_count) = (rows.iter().map(|&n| n as usize).product(), columns as usize);
+        Ok(match self.stored_stack(path, rows, columns)? {
             Stored::Dense(weight) => {
                 Matrix::dense(float_type(weight.array.dtype()), row_count, column_count, weight.data)?
             }

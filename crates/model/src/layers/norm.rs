@@ -19,7 +19,7 @@ pub enum NormKind {
 
 /// A norm of the last dimension.
 pub struct Norm {
-    weight: Array,
+    weight: Option<Array>,
     bias: Option<Array>,
     eps: f32,
     /// The same for the CPU kernels, which mostly normalize inside of the operation that follows.
@@ -50,15 +50,43 @@ impl Norm {
             Some(bias) => ops::Norm::Layer { weight, bias: bias.astype(Dtype::F32)?.to_vec()?, eps },
         };
         let ops = loader.numerics.kernels().cloned();
-        Ok(Self { weight: gain(&stored)?, bias, eps, kernel: Arc::new(kernel), ops })
+        Ok(Self { weight: Some(gain(&stored)?), bias, eps, kernel: Arc::new(kernel), ops })
+    }
+
+    /// Root-mean-square with `factor` times the tensor `name` `[size]` as its gain.
+    ///
+    /// # Errors
+    /// When the tensor is missing or of another size.
+    pub fn load_scaled(
+        loader: &mut Loader<'_>,
+        name: &str,
+        factor: f64,
+        size: i32,
+        eps: f64,
+    ) -> Result<Self> {
+        let stored = loader.weights.take(name, &[size])?.array;
+        // The reference multiplies in the gain's dtype, in each call; the kernels in f32.
+        let kernel = stored.astype(Dtype::F32)?.multiply(factor)?.to_vec()?;
+        Ok(Self::rms(loader, Some(stored.multiply(factor)?), kernel, eps))
+    }
+
+    /// Root-mean-square of rows of `size`, without a gain.
+    pub fn without_gain(loader: &Loader<'_>, size: i32, eps: f64) -> Self {
+        Self::rms(loader, None, vec![1.0; size as usize], eps)
+    }
+
+    fn rms(loader: &Loader<'_>, weight: Option<Array>, kernel: Vec<f32>, eps: f64) -> Self {
+        let eps = eps as f32;
+        let kernel = Arc::new(ops::Norm::Rms { weight: kernel, eps });
+        Self { weight, bias: None, eps, kernel, ops: loader.numerics.kernels().cloned() }
     }
 
     /// Normalizes the last dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         Ok(match (&self.ops, &self.bias) {
             (Some(ops), _) => ops.normalize(x, &self.kernel)?,
-            (None, None) => fast::rms_norm(x, Some(&self.weight), self.eps)?,
-            (None, Some(bias)) => fast::layer_norm(x, Some(&self.weight), Some(bias), self.eps)?,
+            (None, None) => fast::rms_norm(x, self.weight.as_ref(), self.eps)?,
+            (None, Some(bias)) => fast::layer_norm(x, self.weight.as_ref(), Some(bias), self.eps)?,
         })
     }
 

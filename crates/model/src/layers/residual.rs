@@ -12,14 +12,18 @@ pub enum Residual {
     Norm(Norm),
     /// `x + y * factor`
     Scaled(f64),
+    /// `y` alone.
+    Replaced,
 }
 
 impl Residual {
-    pub(super) fn add(&self, x: &Array, y: &Array) -> Result<Array> {
+    /// `x` with `y` added.
+    pub fn add(&self, x: &Array, y: &Array) -> Result<Array> {
         Ok(match self {
             Self::Plain => x.add(y)?,
             Self::Norm(norm) => x.add(&norm.forward(y)?)?,
             Self::Scaled(factor) => x.add(&y.multiply(*factor)?)?,
+            Self::Replaced => y.clone(),
         })
     }
 
@@ -29,6 +33,7 @@ impl Residual {
             Self::Plain => ops::Residual::Plain,
             Self::Norm(norm) => ops::Residual::Norm(norm.kernel().clone()),
             Self::Scaled(factor) => ops::Residual::Scaled(*factor as f32),
+            Self::Replaced => ops::Residual::Replaced,
         }
     }
 }

@@ -53,8 +53,10 @@ impl Capability {
         Self::Autoregressive,
         Self::Safetensors,
         // Graphs, and what they need besides
+        Self::Gemma4Graph,
         Self::MiniCpm5Graph,
         Self::Qwen3Graph,
+        Self::Qwen3MoeGraph,
         Self::Qwen35Graph,
         Self::RecurrentState,
         Self::UniversalDenseGraph,
