@@ -6,7 +6,7 @@
 mod dense;
 mod qwen3_5;
 
-pub use dense::{dense_cases, dense_families};
+pub use dense::{dense_cases, dense_fixtures};
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
 
 use std::collections::BTreeMap;

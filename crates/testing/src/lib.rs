@@ -24,7 +24,7 @@ mod specification;
 mod worker;
 
 pub use cases::{
-    Case, cache_specs, dense_cases, dense_families, llama_cases, qwen3_5_cases, qwen3_5_fixture, rope_specs,
+    Case, cache_specs, dense_cases, dense_fixtures, llama_cases, qwen3_5_cases, qwen3_5_fixture, rope_specs,
     sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
