@@ -8,7 +8,7 @@ use russet_engine::{LanguageModel, Sampling};
 use russet_hub::{InstallOptions, Store, install_starter};
 use russet_mlx::Dtype;
 use russet_model::{CpuOptions, Fidelity, KvType, LoadOptions, Model, Precision, Tier};
-use russet_testing::{FixtureSpec, Float, Format, Oracle, qwen3_5_fixture};
+use russet_testing::{FixtureSpec, Float, Format, Oracle, dense_fixtures, qwen3_5_fixture};
 
 /// The f32 computation: nothing rounded but f32 arithmetic itself.
 const EXACT: CpuOptions =
@@ -151,6 +151,29 @@ fn qwen3_5_keeps_the_error_budget_over_eight_layers() {
             let d = Divergence::measure(&reference, &model, &tokens, chunk).unwrap();
             println!("{format:?}, {precision:?}, {chunk} tokens a call: {d:?}");
             assert!(d.mean_kl <= budget, "{format:?} {precision:?}: {d:?}");
+        }
+    }
+}
+
+#[test]
+fn every_dense_family_keeps_the_error_budget() {
+    let Some(oracle) = Oracle::get() else { return };
+    let tokens: Vec<u32> = (0..150).map(|i| i * i * 31 % 256).collect();
+    for (name, fixture) in dense_fixtures() {
+        for format in [Format::Dense, Format::Affine { bits: 4, group: 64 }] {
+            let dir = oracle.fixture(&FixtureSpec { format, ..fixture.clone() });
+            let mlx = Model::load(&dir, &LoadOptions::new(Fidelity::Tier(Tier::L1))).unwrap();
+            let measure = |options, chunk| {
+                let d = Divergence::measure(&mlx, &load(&dir, options), &tokens, chunk).unwrap();
+                println!("{name} {format:?}, {chunk} tokens a call: {d:?}");
+                d
+            };
+            let exact = measure(EXACT, 60);
+            assert!(exact.mean_kl <= 1e-9 && exact.max_difference <= 1e-4, "{name} {format:?}: {exact:?}");
+            for chunk in [1, 60] {
+                let d = measure(CpuOptions::default(), chunk);
+                assert!(d.mean_kl <= 1e-4, "{name} {format:?}: {d:?}");
+            }
         }
     }
 }

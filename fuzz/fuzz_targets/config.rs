@@ -1,7 +1,9 @@
-//! Configs of checkpoints: the first byte chooses the weights, the rest is config.json. What loads must run.
+//! Configs of checkpoints: the first byte chooses how the weights are stored, the rest is config.json, whose model type
+//! chooses the tensors. What loads must run.
 
 #![no_main]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::LazyLock;
 
@@ -9,28 +11,30 @@ use libfuzzer_sys::fuzz_target;
 use russet_mlx::Array;
 use russet_model::{CpuOptions, Error, Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{Format, TinyCheckpoint};
+use serde_json::Value;
 use tempfile::TempDir;
 
 const FORMATS: [Format; 5] =
     [Format::Dense, Format::Affine { bits: 4, group: 32 }, Format::Mxfp4, Format::Mxfp8, Format::Nvfp4];
 
-static DIRECTORIES: LazyLock<Vec<TempDir>> = LazyLock::new(|| {
+/// Checkpoints by model type and format.
+static DIRECTORIES: LazyLock<BTreeMap<&str, [TempDir; 5]>> = LazyLock::new(|| {
     let write = |checkpoint: TinyCheckpoint| {
         let directory = tempfile::tempdir().expect("a temporary directory");
         checkpoint.write(directory.path());
         directory
     };
-    FORMATS
-        .map(TinyCheckpoint::llama)
-        .into_iter()
-        .chain(FORMATS.map(TinyCheckpoint::qwen3_5))
-        .map(write)
-        .collect()
+    let dense = |model_type| FORMATS.map(|format| write(TinyCheckpoint::dense(model_type, format)));
+    let mut directories: BTreeMap<_, _> = TinyCheckpoint::DENSE_TYPES.map(|name| (name, dense(name))).into();
+    directories.insert("qwen3_5", FORMATS.map(|format| write(TinyCheckpoint::qwen3_5(format))));
+    directories
 });
 
 fuzz_target!(|input: &[u8]| {
     let Some((choice, config)) = input.split_first() else { return };
-    let directory = DIRECTORIES[usize::from(*choice) % DIRECTORIES.len()].path();
+    let parsed: Value = serde_json::from_slice(config).unwrap_or_default();
+    let model_type = parsed["model_type"].as_str().filter(|name| DIRECTORIES.contains_key(name));
+    let directory = DIRECTORIES[model_type.unwrap_or("llama")][usize::from(*choice) % FORMATS.len()].path();
     fs::write(directory.join("config.json"), config).expect("a config");
     // MLX, and Russet's kernels.
     for fidelity in [Fidelity::Tier(Tier::L1), Fidelity::Auto] {

@@ -8,7 +8,7 @@ mod gemma4;
 mod qwen3_5;
 mod qwen3_moe;
 
-pub use dense::{dense_cases, dense_families};
+pub use dense::{dense_cases, dense_fixtures};
 pub use gemma4::{gemma4_cases, gemma4_forms};
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
 pub use qwen3_moe::{qwen3_moe, qwen3_moe_cases};

@@ -54,40 +54,65 @@ impl Tensor {
 }
 
 impl TinyCheckpoint {
-    /// A checkpoint whose linear layers and embedding are stored in `format`.
+    /// A llama with an untied head, whose linear layers and embedding are stored in `format`.
     pub fn llama(format: Format) -> Self {
-        let config = json!({
-            "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+        Self::dense("llama", format)
+    }
+
+    /// Model types that [`TinyCheckpoint::dense`] knows.
+    pub const DENSE_TYPES: [&'static str; 11] = [
+        "gemma",
+        "gemma2",
+        "glm4",
+        "granite",
+        "llama",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "starcoder2",
+    ];
+
+    /// A dense transformer. Its head is untied where the type allows it.
+    pub fn dense(model_type: &str, format: Format) -> Self {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
             "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
             "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
             "tie_word_embeddings": false,
         });
+        for (field, value) in object(own_fields(model_type)) {
+            config[field] = value;
+        }
         let mut checkpoint = Self::new(config, format);
         let mut random = random_words();
-        let mut matrix = |name: &str, rows, columns| {
-            checkpoint.matrix(name, rows, columns, format, &mut random);
+        let mut matrices = vec![("model.embed_tokens".to_owned(), VOCABULARY, HIDDEN)];
+        if !model_type.starts_with("gemma") {
+            matrices.push(("lm_head".into(), VOCABULARY, HIDDEN));
+        }
+        let mut norms = vec![("model.norm".to_owned(), HIDDEN)];
+        for layer in 0..LAYERS {
+            let path = |name: &str| format!("model.layers.{layer}.{name}");
+            matrices.extend(layer_matrices(model_type).into_iter().map(|(name, r, c)| (path(name), r, c)));
+            norms.extend(layer_norms(model_type).into_iter().map(|(name, size)| (path(name), size)));
+        }
+        for (name, rows, columns) in &matrices {
+            checkpoint.matrix(name, *rows, *columns, format, &mut random);
+        }
+        for (name, size) in &norms {
+            checkpoint.ones(&format!("{name}.weight"), *size);
+        }
+        let matrices = matrices.iter().map(|(name, rows, _)| (name, *rows));
+        let norms = norms.iter().map(|(name, size)| (name, *size));
+        let biases: Vec<_> = match model_type {
+            "qwen2" | "glm4" => matrices.filter(|(name, _)| is_qkv(name)).collect(),
+            "starcoder2" => matrices.chain(norms).filter(|(name, _)| !is_table(name)).collect(),
+            _ => Vec::new(),
         };
-        matrix("model.embed_tokens", VOCABULARY, HIDDEN);
-        matrix("lm_head", VOCABULARY, HIDDEN);
-        for layer in 0..LAYERS {
-            for (name, rows, columns) in [
-                ("self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN),
-                ("self_attn.k_proj", KV_HEADS * HEAD_DIM, HIDDEN),
-                ("self_attn.v_proj", KV_HEADS * HEAD_DIM, HIDDEN),
-                ("self_attn.o_proj", HIDDEN, HEADS * HEAD_DIM),
-                ("mlp.gate_proj", INTERMEDIATE, HIDDEN),
-                ("mlp.up_proj", INTERMEDIATE, HIDDEN),
-                ("mlp.down_proj", HIDDEN, INTERMEDIATE),
-            ] {
-                matrix(&format!("model.layers.{layer}.{name}"), rows, columns);
-            }
+        for (name, size) in biases {
+            checkpoint.ones(&format!("{name}.bias"), size);
         }
-        for layer in 0..LAYERS {
-            for name in ["input_layernorm", "post_attention_layernorm"] {
-                checkpoint.ones(&format!("model.layers.{layer}.{name}.weight"), HIDDEN);
-            }
-        }
-        checkpoint.ones("model.norm.weight", HIDDEN);
         checkpoint
     }
 
@@ -266,6 +291,94 @@ fn random_words() -> impl FnMut() -> u32 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 32) as u32
     }
+}
+
+/// Fields that a type has besides llama's.
+fn own_fields(model_type: &str) -> Value {
+    match model_type {
+        "gemma" => json!({ "head_dim": HEAD_DIM }),
+        "gemma2" => json!({
+            "head_dim": HEAD_DIM, "query_pre_attn_scalar": 8.0, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        }),
+        "glm4" => json!({
+            "head_dim": HEAD_DIM, "attention_bias": true, "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+        }),
+        "granite" => json!({
+            "logits_scaling": 8.0, "attention_multiplier": 0.1, "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.2, "attention_bias": false, "mlp_bias": false, "rope_theta": 10000.0,
+        }),
+        "phi3" => json!({
+            "original_max_position_embeddings": 32, "partial_rotary_factor": 0.5,
+            "rope_scaling": { "type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0] },
+        }),
+        "qwen3" => json!({ "head_dim": HEAD_DIM, "rope_theta": 10000.0 }),
+        "smollm3" => json!({ "no_rope_layers": [1, 0] }),
+        "starcoder2" => json!({ "norm_epsilon": 1e-5 }),
+        _ => json!({}),
+    }
+}
+
+/// Matrices of a layer: name, rows, columns.
+fn layer_matrices(model_type: &str) -> Vec<(&'static str, usize, usize)> {
+    let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+    let mut matrices = match model_type {
+        "phi3" => vec![("self_attn.qkv_proj", q + 2 * kv, HIDDEN)],
+        _ => vec![
+            ("self_attn.q_proj", q, HIDDEN),
+            ("self_attn.k_proj", kv, HIDDEN),
+            ("self_attn.v_proj", kv, HIDDEN),
+        ],
+    };
+    matrices.push(("self_attn.o_proj", HIDDEN, q));
+    matrices.extend(match model_type {
+        "starcoder2" => vec![("mlp.c_fc", INTERMEDIATE, HIDDEN), ("mlp.c_proj", HIDDEN, INTERMEDIATE)],
+        "phi3" | "glm4" => {
+            vec![("mlp.gate_up_proj", 2 * INTERMEDIATE, HIDDEN), ("mlp.down_proj", HIDDEN, INTERMEDIATE)]
+        }
+        _ => vec![
+            ("mlp.gate_proj", INTERMEDIATE, HIDDEN),
+            ("mlp.up_proj", INTERMEDIATE, HIDDEN),
+            ("mlp.down_proj", HIDDEN, INTERMEDIATE),
+        ],
+    });
+    matrices
+}
+
+/// Norms of a layer: name and size.
+fn layer_norms(model_type: &str) -> Vec<(&'static str, usize)> {
+    let mut norms = vec![("post_attention_layernorm", HIDDEN)];
+    norms.extend(match model_type {
+        "olmo2" => vec![
+            ("post_feedforward_layernorm", HIDDEN),
+            ("self_attn.q_norm", HEADS * HEAD_DIM),
+            ("self_attn.k_norm", KV_HEADS * HEAD_DIM),
+        ],
+        "qwen3" => {
+            vec![("input_layernorm", HIDDEN), ("self_attn.q_norm", HEAD_DIM), ("self_attn.k_norm", HEAD_DIM)]
+        }
+        "gemma2" => vec![
+            ("input_layernorm", HIDDEN),
+            ("pre_feedforward_layernorm", HIDDEN),
+            ("post_feedforward_layernorm", HIDDEN),
+        ],
+        "glm4" => vec![
+            ("input_layernorm", HIDDEN),
+            ("post_self_attn_layernorm", HIDDEN),
+            ("post_mlp_layernorm", HIDDEN),
+        ],
+        _ => vec![("input_layernorm", HIDDEN)],
+    });
+    norms
+}
+
+fn is_qkv(name: &str) -> bool {
+    ["q_proj", "k_proj", "v_proj"].iter().any(|projection| name.ends_with(projection))
+}
+
+/// Whether this is the embedding or the head.
+fn is_table(name: &str) -> bool {
+    ["embed_tokens", "lm_head"].iter().any(|table| name.ends_with(table))
 }
 
 /// Mode, bits and group size.

@@ -24,7 +24,7 @@ mod specification;
 mod worker;
 
 pub use cases::{
-    Case, cache_specs, dense_cases, dense_families, gemma4_cases, gemma4_forms, llama_cases, qwen3_5_cases,
+    Case, cache_specs, dense_cases, dense_fixtures, gemma4_cases, gemma4_forms, llama_cases, qwen3_5_cases,
     qwen3_5_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};

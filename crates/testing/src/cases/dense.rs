@@ -5,11 +5,14 @@ use serde_json::{Value, json};
 use super::{Case, STEPS};
 use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
 
-/// One fixture of each family, each with what the family has of its own.
-pub fn dense_families() -> Vec<FixtureSpec> {
-    ["smollm3", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", "glm4", "granite", "starcoder2"]
-        .map(family)
-        .into()
+/// The families; each fixture has what its family has of its own.
+const FAMILIES: [&str; 10] =
+    ["smollm3", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", "glm4", "granite", "starcoder2"];
+
+/// A dense float32 fixture of each family, and of each feature of a config that changes what is computed, under a name.
+pub fn dense_fixtures() -> Vec<(&'static str, FixtureSpec)> {
+    let float32 = |(name, fixture)| (name, FixtureSpec { dtype: Float::Float32, ..fixture });
+    FAMILIES.map(|arch| (arch, family(arch))).into_iter().chain(features()).map(float32).collect()
 }
 
 fn family(arch: &'static str) -> FixtureSpec {
@@ -152,7 +155,7 @@ pub fn dense_cases() -> Vec<Case> {
         let name = format!("{name}, {count} tokens in chunks of {chunk}");
         cases.push(Case { name, fixture: fixture.clone(), reference });
     };
-    for (i, family) in dense_families().into_iter().enumerate() {
+    for (i, family) in FAMILIES.map(family).into_iter().enumerate() {
         let stored = |storage: usize| {
             let (name, dtype, format, mixed) = STORAGES[storage % STORAGES.len()];
             let fixture = FixtureSpec { seed: 500 + i as u64, dtype, format, mixed, ..family.clone() };

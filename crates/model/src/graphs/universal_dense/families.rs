@@ -48,6 +48,7 @@ pub(in crate::graphs) fn qwen3(config: &Fields<'_>) -> Result<(Args, Rope)> {
     };
     // Newer configs have theta and scaling in one object.
     let parameters = config.object("rope_parameters")?;
+    [Some(config), parameters.as_ref()].into_iter().flatten().try_for_each(refuse_partial_rope)?;
     let theta = match (config.positive("rope_theta")?, &parameters) {
         (None, Some(parameters)) => parameters.required_positive("rope_theta")?,
         _ => config.required_positive("rope_theta")?,
