@@ -88,7 +88,7 @@ pub(crate) struct ModelArgs {
     pub(crate) threads: Option<usize>,
 
     /// Precision of activations in the CPU kernels' products with quantized weights
-    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int12)]
+    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Activations::Int16)]
     pub(crate) activations: Activations,
 
     /// What the CPU kernels keep keys and values in
@@ -116,7 +116,7 @@ pub(crate) enum Activations {
     F32,
     /// 16-bit integers per 32 values, nearly lossless
     Int16,
-    /// The same, but 12 bits for prompts where the processor has matrix registers (AMX)
+    /// The same, but 12 bits for prompts where the processor has matrix registers (AMX): faster, and less exact
     Int12,
 }
 

@@ -23,10 +23,10 @@ pub enum Precision {
     /// Rounded to multiples of the largest magnitude in 32 columns (16 for nvfp4) divided by 32639: nearly
     /// lossless, with a relative error of products of a few 1e-5. Instruction sets on which f32 is as fast
     /// for several rows use that instead.
+    #[default]
     Int16,
     /// As `Int16`, but many rows that meet codes of at most four bits in matrix registers are rounded to
     /// multiples of the largest magnitude in 32 columns divided by 2039: a relative error of some 1e-4.
-    #[default]
     Int12,
     /// The same with 127 steps: a relative error of several 1e-3.
     Int8,
