@@ -3,6 +3,8 @@
 //! Activations are f32, `[batch, seq, width]` and row contiguous; weights are as stored, or interleaved at
 //! load. Keys and values are kept in float16 or float32 and appended in place.
 
+mod kv;
+
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -324,6 +326,7 @@ impl KvType {
 pub struct KvBuffer {
     rows: Arc<Mutex<Rows>>,
     capacity: usize,
+    head_dim: usize,
     bytes: usize,
 }
 
@@ -348,7 +351,7 @@ impl KvBuffer {
             KvType::F16 => Rows::F16 { keys: zeroed(count)?, values: zeroed(count)? },
             KvType::F32 => Rows::F32 { keys: zeroed(count)?, values: zeroed(count)? },
         };
-        Ok(Self { rows: Arc::new(Mutex::new(rows)), capacity, bytes })
+        Ok(Self { rows: Arc::new(Mutex::new(rows)), capacity, head_dim, bytes })
     }
 
     /// Rows that fit.
@@ -423,6 +426,11 @@ impl Ops {
     /// Threads that share an operation.
     pub fn threads(&self) -> usize {
         self.cpu.pool().threads()
+    }
+
+    /// Precision of activations in products with quantized weights.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Copies quantized matrices into memory of their own in a form that is faster to read. The pages of
