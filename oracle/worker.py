@@ -13,6 +13,7 @@ import traceback
 
 import mlx.core as mx
 
+from batch import make_batch
 from cast import cast_checkpoint
 from details import cache_details, rope_details, sampler_details
 from make_fixture import make_fixture
@@ -22,6 +23,7 @@ JOBS = {
     "fixture": make_fixture,
     "cast": cast_checkpoint,
     "reference": make_reference,
+    "batch": make_batch,
     "rope": rope_details,
     "sampler": sampler_details,
     "cache": cache_details,

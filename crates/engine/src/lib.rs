@@ -1,14 +1,16 @@
 //! Generation: from requests to tokens.
 //!
 //! [`Steps`] is the token loop, bit-exact with mlx-lm's; [`generate()`] adds text, stop rules and
-//! statistics.
+//! statistics. [`Batch`] runs several sequences at once.
 
+mod batch;
 mod error;
 pub mod evaluate;
 mod generate;
 mod sampling;
 mod steps;
 
+pub use batch::{Batch, BatchOptions, BatchStep, SequenceId};
 pub use error::{Error, Result};
 pub use generate::{Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate};
 pub use sampling::Sampling;

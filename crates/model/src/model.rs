@@ -171,7 +171,10 @@ impl Model {
     /// When MLX can't name the device.
     pub fn cache_key(&self, tokens: &[u32]) -> Result<CacheKey> {
         let mut checkpoint = Sha256::new();
-        self.checkpoint.config().iter().for_each(|(name, value)| checkpoint.update(format!("{name:?}:{value}")));
+        self.checkpoint
+            .config()
+            .iter()
+            .for_each(|(name, value)| checkpoint.update(format!("{name:?}:{value}")));
         checkpoint.update(self.files.fingerprint());
         let config = || format!("config {}", self.resolution.config());
         let device = match Device::default_device() {

@@ -3,9 +3,11 @@
 //! Checkpoints are tiny, because MLX's CPU backend is slow; prompts are long, because caches, masks and position tables
 //! change behaviour with length. The formats are covered in full, the other features each with every dtype.
 
+mod batch;
 mod dense;
 mod qwen3_5;
 
+pub use batch::{BatchCase, batch_cases};
 pub use dense::{dense_cases, dense_families};
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
 

@@ -24,13 +24,14 @@ mod specification;
 mod worker;
 
 pub use cases::{
-    Case, cache_specs, dense_cases, dense_families, llama_cases, qwen3_5_cases, qwen3_5_fixture, rope_specs,
-    sampler_specs, sampling_cases,
+    BatchCase, Case, batch_cases, cache_specs, dense_cases, dense_families, llama_cases, qwen3_5_cases,
+    qwen3_5_fixture, rope_specs, sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};
 pub use specification::{
-    CacheSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec, SamplerSpec, Sampling, Tokens,
+    BatchRow, BatchSpec, CacheSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec,
+    SamplerSpec, Sampling, Tokens,
 };

@@ -252,8 +252,8 @@ impl LayerCache {
 
     /// The state of `tokens` tokens from tensors of the expected forms.
     fn restored(&self, layer: &Layer, tokens: i32, arrays: Vec<Array>) -> Result<Self> {
-        let [first, second] = <[Array; 2]>::try_from(arrays)
-            .map_err(|_| Error::Input("a layer has two tensors".into()))?;
+        let [first, second] =
+            <[Array; 2]>::try_from(arrays).map_err(|_| Error::Input("a layer has two tensors".into()))?;
         let pair = |keys, values| Some(KeysValues { keys, values });
         Ok(match (self, layer) {
             (Self::Rotating(like), &Layer::Rotating { index, .. }) => {

@@ -232,9 +232,7 @@ impl LayerCache {
             | Self::Rotating(_)
             | Self::Recurrent(_)
             | Self::BatchFull(_)
-            | Self::BatchRotating(_) => {
-                self.arrays().iter().map(Array::nbytes).sum()
-            }
+            | Self::BatchRotating(_) => self.arrays().iter().map(Array::nbytes).sum(),
         }
     }
 

@@ -326,9 +326,7 @@ impl LayerCache {
             (Self::BatchFull(a), Self::BatchFull(b)) => Self::BatchFull(a.extended(b)?),
             (Self::BatchRotating(a), Self::BatchRotating(b)) => Self::BatchRotating(a.extended(b)?),
             (Self::BatchKernel(a), Self::BatchKernel(b)) => Self::BatchKernel(a.extended(b)),
-            (Self::Recurrent(a), Self::Recurrent(b)) => {
-                Self::Recurrent(RecurrentCache::stacked(&[a, b])?)
-            }
+            (Self::Recurrent(a), Self::Recurrent(b)) => Self::Recurrent(RecurrentCache::stacked(&[a, b])?),
             _ => return Err(other_model()),
         })
     }

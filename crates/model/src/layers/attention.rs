@@ -5,7 +5,7 @@ use russet_kernels::ops;
 use russet_mlx::fast::{Mask, scaled_dot_product_attention};
 use russet_mlx::{Array, select};
 
-use super::{Linear, Loader, Norm, NormKind, Residual, Rope};
+use super::{Linear, Loader, Norm, NormKind, Positions, Residual, Rope};
 use crate::cache::{LayerCache, causal_mask};
 use crate::{Error, Result};
 
@@ -63,6 +63,7 @@ pub struct AttentionCall<'a> {
     rope: &'a Rope,
     mask: Mask,
     window: Option<i32>,
+    positions: Positions,
     /// For the CPU kernels, which need no mask.
     rotations: Option<Arc<Rotations>>,
 }
@@ -74,15 +75,12 @@ impl<'a> AttentionCall<'a> {
     /// # Errors
     /// When MLX fails.
     pub fn new(rope: &'a Rope, cache: &LayerCache, length: i32, window: Option<i32>) -> Result<Self> {
-        Ok(match cache {
-            LayerCache::Kernel(cache) => Self {
-                rope,
-                mask: Mask::None,
-                window,
-                rotations: Some(Arc::new(rope.rotations(cache.offset(), length))),
-            },
-            _ => Self { rope, mask: cache.mask(length, window)?, window, rotations: None },
-        })
+        let (mask, positions) = (cache.mask(length, window)?, Positions::after(cache)?);
+        let rotations = match cache {
+            LayerCache::Kernel(cache) => Some(Arc::new(rope.rotations(cache.offset(), length))),
+            _ => None,
+        };
+        Ok(Self { rope, mask, window, positions, rotations })
     }
 }
 
@@ -184,8 +182,8 @@ impl Attention {
         let mut keys = self.split_heads(keys, kv_heads, k_norm)?;
         let values = self.split_heads(values, kv_heads, None)?;
         if rotary {
-            queries = call.rope.forward(&queries, cache.offset())?;
-            keys = call.rope.forward(&keys, cache.offset())?;
+            queries = call.rope.forward(&queries, &call.positions)?;
+            keys = call.rope.forward(&keys, &call.positions)?;
         }
         let (keys, values) = cache.update(&keys, &values)?;
 
@@ -240,6 +238,8 @@ fn capped_attention(
         Mask::Array(mask) => Some(mask.clone()),
     };
     if let Some(mask) = mask {
+        // A mask for each row of a batch needs the axis of grouped heads too.
+        let mask = if mask.ndim() == 4 && heads > kv_heads { mask.expand_dims([2])? } else { mask };
         scores = select(&mask, &scores, scores.dtype().finite_min())?;
     }
     let out = scores.softmax(-1, true)?.matmul(&values)?;

@@ -19,7 +19,7 @@ pub use linear::{Linear, Projections, project};
 pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
 pub use norm::{Norm, NormKind};
 pub use residual::Residual;
-pub use rope::Rope;
+pub use rope::{Positions, Rope};
 
 use std::sync::Arc;
 
