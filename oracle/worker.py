@@ -13,6 +13,7 @@ import traceback
 
 import mlx.core as mx
 
+from batch import make_batch
 from cast import cast_checkpoint
 from details import cache_details, rope_details, sampler_details
 from embedding import embedding_details
@@ -24,6 +25,7 @@ JOBS = {
     "cast": cast_checkpoint,
     "reference": make_reference,
     "embedding": embedding_details,
+    "batch": make_batch,
     "rope": rope_details,
     "sampler": sampler_details,
     "cache": cache_details,

@@ -1,8 +1,9 @@
 //! Generation: from requests to tokens.
 //!
 //! [`Steps`] is the token loop, bit-exact with mlx-lm's; [`generate()`] adds text, stop rules and
-//! statistics.
+//! statistics. [`Batch`] runs several sequences at once.
 
+mod batch;
 mod embed;
 mod error;
 pub mod evaluate;
@@ -10,6 +11,7 @@ mod generate;
 mod sampling;
 mod steps;
 
+pub use batch::{Batch, BatchOptions, BatchStep, SequenceId};
 pub use embed::{Embedder, Purpose};
 pub use error::{Error, Result};
 pub use generate::{Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate};

@@ -11,7 +11,7 @@ use crate::sampling::Sampling;
 use crate::{Error, Result};
 
 /// Steps between two releases of cached memory.
-const CLEAR_CACHE_INTERVAL: usize = 256;
+pub(crate) const CLEAR_CACHE_INTERVAL: usize = 256;
 
 /// A picked token with what it was picked from.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl Pending {
 }
 
 /// Generated tokens for which room is made in advance; a limit is often higher than what is generated.
-const MAX_RESERVE: usize = 4096;
+pub(crate) const MAX_RESERVE: usize = 4096;
 
 /// How a sequence is generated.
 #[derive(Clone, Debug, Default)]
@@ -74,6 +74,29 @@ pub struct Steps<'m> {
     prompt_length: usize,
 }
 
+/// Checks a prompt and how its continuation is picked; returns its last token and those before it.
+pub(crate) fn check_prompt<'a>(
+    model: &Model,
+    prompt: &'a [u32],
+    sampling: &Sampling,
+) -> Result<(&'a u32, &'a [u32])> {
+    let parts = prompt.split_last();
+    let parts = parts.ok_or_else(|| Error::Prompt("the prompt is empty: give at least one token".into()))?;
+    model.check_tokens(prompt)?;
+    sampling.check(model.shape().vocabulary)?;
+    Ok(parts)
+}
+
+pub(crate) fn check_prefill_chunk(chunk: Option<usize>) -> Result<()> {
+    match chunk {
+        Some(0) => {
+            let message = "0 is not a number of at least 1".into();
+            Err(Error::Option { option: "prefill-chunk", message })
+        }
+        _ => Ok(()),
+    }
+}
+
 impl<'m> Steps<'m> {
     /// Runs the prompt, all but its last token in chunks, and starts the first step.
     ///
@@ -88,15 +111,8 @@ impl<'m> Steps<'m> {
         options: StepOptions,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Self>> {
-        let Some((&last, rest)) = prompt.split_last() else {
-            return Err(Error::Prompt("the prompt is empty: give at least one token".into()));
-        };
-        if options.prefill_chunk == Some(0) {
-            let message = "0 is not a number of at least 1".into();
-            return Err(Error::Option { option: "prefill-chunk", message });
-        }
-        model.check_tokens(prompt)?;
-        options.sampling.check(model.shape().vocabulary)?;
+        let (&last, rest) = check_prompt(model, prompt, &options.sampling)?;
+        check_prefill_chunk(options.prefill_chunk)?;
 
         let mut cache = model.new_cache();
         cache.reserve(prompt.len().saturating_add(options.limit.unwrap_or(0).min(MAX_RESERVE)));

@@ -5,6 +5,7 @@
 
 mod experts;
 mod gated_input;
+mod kv;
 
 pub use gated_input::GatedInputCall;
 
@@ -346,6 +347,7 @@ impl KvType {
 pub struct KvBuffer {
     rows: Arc<Mutex<Rows>>,
     capacity: usize,
+    head_dim: usize,
     bytes: usize,
 }
 
@@ -370,7 +372,7 @@ impl KvBuffer {
             KvType::F16 => Rows::F16 { keys: zeroed(count)?, values: zeroed(count)? },
             KvType::F32 => Rows::F32 { keys: zeroed(count)?, values: zeroed(count)? },
         };
-        Ok(Self { rows: Arc::new(Mutex::new(rows)), capacity, bytes })
+        Ok(Self { rows: Arc::new(Mutex::new(rows)), capacity, head_dim, bytes })
     }
 
     /// Rows that fit.
@@ -445,6 +447,11 @@ impl Ops {
     /// Threads that share an operation.
     pub fn threads(&self) -> usize {
         self.cpu.pool().threads()
+    }
+
+    /// Precision of activations in products with quantized weights.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Copies quantized matrices into memory of their own in a form that is faster to read. The pages of

@@ -1,8 +1,9 @@
 use std::path::Path;
 
-use russet_mlx::{Array, Dtype, MappedFile};
+use russet_mlx::{Array, Device, DeviceInfo, Dtype, MappedFile};
+use sha2::{Digest, Sha256};
 
-use crate::cache::LayerCache;
+use crate::cache::{CacheKey, LayerCache, hex};
 use crate::graphs::{self, Graph, Shape};
 use crate::layers::Loader;
 use crate::profile::{ProfileOptions, Resolution};
@@ -164,6 +165,46 @@ impl Model {
         self.graph.new_cache()
     }
 
+    /// What the saved state of a sequence of `tokens` is good for.
+    ///
+    /// # Errors
+    /// When MLX can't name the device.
+    pub fn cache_key(&self, tokens: &[u32]) -> Result<CacheKey> {
+        let mut checkpoint = Sha256::new();
+        self.checkpoint
+            .config()
+            .iter()
+            .for_each(|(name, value)| checkpoint.update(format!("{name:?}:{value}")));
+        checkpoint.update(self.files.fingerprint());
+        let config = || format!("config {}", self.resolution.config());
+        let device = match Device::default_device() {
+            Device::Cpu => "cpu".to_owned(),
+            Device::Gpu => {
+                DeviceInfo::query()?.text.remove("device_name").unwrap_or_else(|| "gpu".to_owned())
+            }
+        };
+        Ok(CacheKey {
+            model: self.resolution.artifact().map_or_else(config, ToString::to_string),
+            checkpoint: hex(&checkpoint.finalize()),
+            tier: self.tier(),
+            numerics: self.numerics.to_string(),
+            mlx: russet_mlx::version(),
+            device,
+            tokens: tokens.len(),
+            token_ids: CacheKey::digest_tokens(tokens),
+        })
+    }
+
+    /// Writes the state of the sequence `tokens` to the file `path`; see [`Cache::save`].
+    pub fn save_cache(&self, cache: &Cache, tokens: &[u32], path: &Path) -> Result<()> {
+        cache.save(path, &self.cache_key(tokens)?)
+    }
+
+    /// Reads the state of the sequence `tokens` from the file `path`; see [`Cache::load`].
+    pub fn load_cache(&self, tokens: &[u32], path: &Path) -> Result<Cache> {
+        Cache::load(path, &self.cache_key(tokens)?, &one_token(self.graph.as_ref())?.0)
+    }
+
     /// Token ids `[batch, seq]` → hidden states `[batch, seq, hidden]`; appends to the cache.
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         self.graph.forward(tokens, cache)
@@ -232,10 +273,16 @@ impl Model {
     }
 }
 
-/// The dtype of the hidden states, and the bytes of state of recurrent layers. Nothing is computed for them.
-fn activations_and_state(graph: &dyn Graph) -> Result<(Dtype, usize)> {
+/// The state after one token, and its hidden states. Nothing is computed for them.
+fn one_token(graph: &dyn Graph) -> Result<(Cache, Array)> {
     let mut cache = graph.new_cache();
     let hidden = graph.forward(&Array::zeros([1, 1], Dtype::U32)?, &mut cache)?;
+    Ok((cache, hidden))
+}
+
+/// The dtype of the hidden states, and the bytes of state of recurrent layers.
+fn activations_and_state(graph: &dyn Graph) -> Result<(Dtype, usize)> {
+    let (cache, hidden) = one_token(graph)?;
     let recurrent = cache.layers.iter().filter(|layer| matches!(layer, LayerCache::Recurrent(_)));
     Ok((hidden.dtype(), recurrent.map(LayerCache::nbytes).sum()))
 }

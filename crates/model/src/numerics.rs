@@ -1,3 +1,4 @@
+use std::fmt;
 use std::sync::Arc;
 
 use russet_kernels::cpu::Precision;
@@ -86,6 +87,18 @@ impl Numerics {
         match self {
             Self::Mlx => 1,
             Self::Kernels { ops, .. } => ops.threads(),
+        }
+    }
+}
+
+impl fmt::Display for Numerics {
+    /// Who computes, and how where there is a choice.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mlx => f.write_str("MLX"),
+            Self::Kernels { ops, kv, .. } => {
+                write!(f, "CPU kernels, activations {:?}, keys and values {kv:?}", ops.precision())
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use russet_mlx::{Array, Dtype, MappedFile, MappedSlice};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use sha2::{Digest, Sha256};
 
 use crate::checkpoint::read_json_object;
 use crate::{Error, Result};
@@ -35,7 +36,15 @@ impl TensorInfo {
     pub fn nbytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
+
+    /// The data in `file`, whose header gave this.
+    pub(crate) fn data<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        file.get(self.offset..self.offset + self.nbytes()).unwrap_or_default()
+    }
 }
+
+type Tensors = BTreeMap<String, TensorInfo>;
+type Metadata = BTreeMap<String, String>;
 
 /// The weight files of a checkpoint, mapped and with their headers checked.
 ///
@@ -92,11 +101,7 @@ impl WeightFiles {
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<()> {
-        // Opening a pipe would wait for its writer.
-        if !fs::metadata(&path).map_err(Error::io(&path))?.is_file() {
-            return Err(Error::file(&path, "is not a regular file"));
-        }
-        let map = MappedFile::open(&path).map_err(Error::io(&path))?;
+        let map = map_file(&path)?;
         let tensors = Self::parse_header(&path, map.bytes())?;
         let file = self.files.len();
         for (name, info) in tensors {
@@ -139,6 +144,11 @@ impl WeightFiles {
     /// # Errors
     /// Naming the first tensor whose entry is wrong, when the header can be read at all.
     pub fn parse_header(path: &Path, file: &[u8]) -> Result<BTreeMap<String, TensorInfo>> {
+        Self::parse_header_and_metadata(path, file).map(|(tensors, _)| tensors)
+    }
+
+    /// [`WeightFiles::parse_header`], and the header's metadata.
+    pub(crate) fn parse_header_and_metadata(path: &Path, file: &[u8]) -> Result<(Tensors, Metadata)> {
         let fail = |message: String| Error::file(path, format!("is not a valid safetensors file: {message}"));
         let (length, rest) = file
             .split_first_chunk()
@@ -150,7 +160,7 @@ impl WeightFiles {
         let (header, data) = rest
             .split_at_checked(length as usize)
             .ok_or_else(|| fail(format!("it ends inside its header of {length} bytes; download it again")))?;
-        let Header(entries) =
+        let Header(entries, metadata) =
             serde_json::from_slice(header).map_err(|e| fail(format!("its header is wrong: {e}")))?;
 
         let mut entries: Vec<(String, Entry)> = entries.into_iter().collect();
@@ -167,7 +177,19 @@ impl WeightFiles {
         if end != data.len() as u64 {
             return Err(fail(format!("its tensors take {end} bytes of data, it has {}", data.len())));
         }
-        Ok(tensors)
+        Ok((tensors, metadata))
+    }
+
+    /// A digest of what the files hold: names, dtypes and shapes of all tensors and the first bytes of each. It
+    /// tells checkpoints apart; it does not notice each change of a byte.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for (name, (file, info)) in &self.tensors {
+            digest.update(format!("{name:?} {} {:?}", info.dtype, info.shape));
+            let data = info.data(self.files[*file].1.bytes());
+            digest.update(&data[..data.len().min(FINGERPRINT_SAMPLE)]);
+        }
+        digest.finalize().into()
     }
 
     /// Tells the system that what has been read of the files is not needed soon; see [`MappedSlice::release`].
@@ -202,6 +224,17 @@ impl WeightFiles {
         }
         Ok(Weights { dir: self.dir.clone(), tensors })
     }
+}
+
+/// Bytes of a tensor that [`WeightFiles::fingerprint`] reads: a page.
+const FINGERPRINT_SAMPLE: usize = 4096;
+
+/// Maps a file, which must be a regular one: opening a pipe would wait for its writer.
+pub(crate) fn map_file(path: &Path) -> Result<MappedFile> {
+    if !fs::metadata(path).map_err(Error::io(path))?.is_file() {
+        return Err(Error::file(path, "is not a regular file"));
+    }
+    MappedFile::open(path).map_err(Error::io(path))
 }
 
 /// A tensor of a checkpoint.
@@ -338,7 +371,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The tensors of a safetensors header. The format's own library would take the last of two tensors
 /// with the same name, and its errors do not say which tensor is wrong.
-struct Header(BTreeMap<String, Entry>);
+struct Header(BTreeMap<String, Entry>, Metadata);
 
 #[derive(Deserialize)]
 struct Entry {
@@ -360,10 +393,10 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
-                let mut entries = BTreeMap::new();
+                let (mut entries, mut metadata) = (BTreeMap::new(), Metadata::new());
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<Option<BTreeMap<String, String>>>()?;
+                        metadata.extend(map.next_value::<Option<Metadata>>()?.unwrap_or_default());
                         continue;
                     }
                     let entry =
@@ -372,7 +405,7 @@ impl<'de> Deserialize<'de> for Header {
                         return Err(A::Error::custom(format!("tensor {name:?} occurs twice")));
                     }
                 }
-                Ok(Header(entries))
+                Ok(Header(entries, metadata))
             }
         }
 

@@ -6,7 +6,7 @@ use russet_mlx::fast::Mask;
 use russet_mlx::{Array, Dtype};
 use russet_model::Fields;
 use russet_model::cache::{KvCache, LayerCache, RotatingKvCache};
-use russet_model::layers::Rope;
+use russet_model::layers::{Positions, Rope};
 use russet_testing::{Oracle, Reference, TensorView, cache_specs, rope_specs};
 use serde_json::Value;
 
@@ -48,7 +48,7 @@ fn ropes_equal_the_reference_bit_for_bit() {
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         let input = array(&reference.array("input"));
         for offset in &spec.offsets {
-            let output = rope.forward(&input, *offset as i32).unwrap();
+            let output = rope.forward(&input, &Positions::Single(*offset as i32)).unwrap();
             let expected = reference.array(&format!("output.{offset}"));
             assert_equal(&output, &expected, &format!("{name}, offset {offset}"));
         }

@@ -3,11 +3,13 @@
 //! Checkpoints are tiny, because MLX's CPU backend is slow; prompts are long, because caches, masks and position tables
 //! change behaviour with length. The formats are covered in full, the other features each with every dtype.
 
+mod batch;
 mod dense;
 mod gemma4;
 mod qwen3_5;
 mod qwen3_moe;
 
+pub use batch::{BatchCase, batch_cases};
 pub use dense::{dense_cases, dense_fixtures};
 pub use gemma4::{gemma4_cases, gemma4_forms};
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};

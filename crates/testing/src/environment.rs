@@ -113,6 +113,13 @@ pub(crate) fn scripts_digest(environment: &Environment) -> Result<String, String
     Ok(digest(&parts))
 }
 
+/// A digest of one script more, for the results that alone depend on it.
+pub(crate) fn script_digest(script: &str) -> Result<String, String> {
+    let path = scripts_dir().join(script).with_extension("py");
+    let source = fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    Ok(digest(&[source]))
+}
+
 /// Names the processor: model and instruction sets.
 pub(crate) fn processor() -> String {
     let described = if cfg!(target_os = "macos") {

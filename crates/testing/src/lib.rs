@@ -24,14 +24,15 @@ mod specification;
 mod worker;
 
 pub use cases::{
-    Case, cache_specs, dense_cases, dense_fixtures, gemma4_cases, gemma4_forms, llama_cases, qwen3_5_cases,
-    qwen3_5_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs, sampling_cases,
+    BatchCase, Case, batch_cases, cache_specs, dense_cases, dense_fixtures, gemma4_cases, gemma4_forms,
+    llama_cases, qwen3_5_cases, qwen3_5_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs,
+    sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};
 pub use specification::{
-    CacheSpec, EmbeddingSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec, SamplerSpec,
-    Sampling, Tokens,
+    BatchRow, BatchSpec, CacheSpec, EmbeddingSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec,
+    RopeSpec, SamplerSpec, Sampling, Tokens,
 };

@@ -14,7 +14,7 @@ use crate::cases::Case;
 use crate::environment::{self, Environment, digest};
 use crate::reference::Reference;
 use crate::specification::{
-    CacheSpec, EmbeddingSpec, FixtureSpec, Float, ReferenceSpec, RopeSpec, SamplerSpec,
+    BatchSpec, CacheSpec, EmbeddingSpec, FixtureSpec, Float, ReferenceSpec, RopeSpec, SamplerSpec,
 };
 use crate::worker::Worker;
 
@@ -107,6 +107,18 @@ impl Oracle {
         let made = self.content_key(model).and_then(|key| self.make("embedding", &key, spec, Some(model)));
         let path = made.unwrap_or_else(|why| panic!("no embedding {spec:?} by {}: {why}", model.display()));
         Reference::open(path)
+    }
+
+    /// What mlx-lm's batch generator gives for `spec` on the checkpoint in the folder `model`.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn batch(&self, model: &Path, spec: &BatchSpec) -> Reference {
+        let made = self.content_key(model).and_then(|key| {
+            let script = environment::script_digest("batch")?;
+            self.make("batch", &format!("{key} {script}"), spec, Some(model))
+        });
+        Reference::open(made.unwrap_or_else(|why| panic!("no batch {spec:?} on {}: {why}", model.display())))
     }
 
     /// What mlx-lm's rotary embedding gives for `spec`.

@@ -257,6 +257,33 @@ impl ReferenceSpec {
     }
 }
 
+/// Several generations at once for `oracle/batch.py` to run and record: for row II `tokens.II`, `logprobs.II` and
+/// the state of its cache as it leaves, `cache.II.LAYER.PART`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BatchSpec {
+    /// The sequences.
+    pub rows: Vec<BatchRow>,
+    /// Most rows that generate at once (mlx-lm's `completion_batch_size`).
+    pub width: u32,
+    /// Most rows whose prompts are read at once (mlx-lm's `prefill_batch_size`).
+    pub prefill_width: u32,
+    /// Most prompt tokens of a row in one call (mlx-lm's `prefill_step_size`).
+    pub prefill_chunk: u32,
+}
+
+/// A sequence of a [`BatchSpec`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BatchRow {
+    /// The prompt.
+    pub tokens: Tokens,
+    /// Tokens to generate.
+    pub steps: u32,
+    /// The call of the generator before which it joins.
+    pub join: u32,
+    /// The call before which it is taken away, unless it has ended.
+    pub leave: Option<u32>,
+}
+
 /// A rotary embedding applied to a random input; recorded are `input`, `freqs` (where the type has a table) and
 /// `output.OFFSET`.
 #[derive(Clone, Debug, PartialEq, Serialize)]

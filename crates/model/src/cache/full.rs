@@ -6,12 +6,12 @@ use crate::Result;
 
 /// Keys and values of all tokens (`mlx_lm.models.cache.KVCache`).
 ///
-/// The buffer grows in steps of 256 rows; what is returned is a slice of it, because a GPU may choose
+/// The buffer grows in steps of 256 columns; what is returned is a slice of it, because a GPU may choose
 /// another kernel for another stride.
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
-    buffer: Option<KeysValues>,
-    offset: i32,
+    pub(super) buffer: Option<KeysValues>,
+    pub(super) offset: i32,
 }
 
 impl KvCache {
@@ -23,9 +23,9 @@ impl KvCache {
     /// See [`LayerCache::update`](super::LayerCache::update).
     pub fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
         let new = KeysValues { keys: keys.clone(), values: values.clone() };
-        let (previous, count) = (self.offset, new.rows()?);
+        let (previous, count) = (self.offset, new.columns()?);
         let mut buffer = match self.buffer.take() {
-            Some(buffer) if previous + count <= buffer.rows()? => buffer,
+            Some(buffer) if previous + count <= buffer.columns()? => buffer,
             full => {
                 let fresh = new.zeros_like((GROWTH + count - 1) / GROWTH * GROWTH)?;
                 match full {
@@ -59,15 +59,29 @@ impl KvCache {
         self.offset
     }
 
-    /// The buffers, unused rows included.
+    /// The buffers, unused columns included.
     pub fn arrays(&self) -> Vec<Array> {
         self.buffer.iter().flat_map(|b| [b.keys.clone(), b.values.clone()]).collect()
     }
 
-    /// Forgets the last `count` tokens; their rows stay in the buffer until overwritten.
+    /// Forgets the last `count` tokens; their columns stay in the buffer until overwritten.
     pub fn trim(&mut self, count: i32) -> i32 {
         let count = count.clamp(0, self.offset);
         self.offset -= count;
         count
+    }
+
+    /// The used columns, unless there are none.
+    pub(super) fn used(&self) -> Result<Option<KeysValues>> {
+        match &self.buffer {
+            Some(buffer) if self.offset > 0 => Ok(Some(buffer.slice(0, self.offset)?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// A copy in memory of its own, without unused columns.
+    pub(super) fn compacted(&self) -> Result<Self> {
+        let buffer = self.used()?.map(|used| used.copied()).transpose()?;
+        Ok(Self { buffer, offset: self.offset })
     }
 }

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
 use russet_kernels::ops::{KvBuffer, KvType};
-use russet_mlx::Array;
+use russet_mlx::{Array, Dtype, eval};
 
 use super::{GROWTH, empty};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Keys and values of all tokens as the CPU kernels keep them: appended in place, in memory that grows by
 /// doubling.
@@ -100,5 +100,44 @@ impl KernelKvCache {
         let count = count.clamp(0, self.offset);
         self.offset -= count;
         count
+    }
+
+    /// A copy in memory of its own, without unused rows.
+    pub(super) fn compacted(&self) -> Result<Self> {
+        let buffer = match self.buffer.as_ref().filter(|_| self.offset > 0) {
+            Some(buffer) => {
+                eval(&self.arrays())?;
+                Some(buffer.compacted(self.offset as usize)?)
+            }
+            None => None,
+        };
+        Ok(Self { buffer, offset: self.offset, ..Self::new(self.kv) })
+    }
+
+    /// Keys and values of all tokens.
+    pub(super) fn to_arrays(&self) -> Result<[Array; 2]> {
+        eval(&self.arrays())?;
+        Ok(self.filled()?.to_arrays(self.offset as usize)?)
+    }
+
+    /// The shape and type of keys and of values of `tokens` tokens.
+    pub(super) fn form(&self, tokens: i32) -> Result<(Vec<i32>, Dtype)> {
+        let [heads, width] = self.filled()?.heads_and_width()?.map(|n| n as i32);
+        let dtype = match self.kv {
+            KvType::F16 => Dtype::F16,
+            KvType::F32 => Dtype::F32,
+        };
+        Ok((vec![1, heads, tokens, width], dtype))
+    }
+
+    /// The cache of a sequence with these keys and values.
+    pub(super) fn of_arrays(keys: &Array, values: &Array) -> Result<Self> {
+        let kv = if keys.dtype() == Dtype::F16 { KvType::F16 } else { KvType::F32 };
+        let buffer = Some(KvBuffer::from_arrays(keys, values)?);
+        Ok(Self { buffer, offset: keys.dim(2)?, ..Self::new(kv) })
+    }
+
+    fn filled(&self) -> Result<&KvBuffer> {
+        self.buffer.as_ref().ok_or_else(|| Error::Input("the cache has no keys and values".into()))
     }
 }

@@ -1,31 +1,43 @@
-//! Sequence state: one [`Cache`] per sequence, one [`LayerCache`] per layer.
+//! Sequence state: one [`Cache`] per sequence or per batch of sequences, one [`LayerCache`] per layer.
 //!
 //! Arrays are immutable, so a clone of a cache is a snapshot of it: it costs references, and a later
 //! update of one copy leaves the other as it was.
+//!
+//! A sequence of a batch is a *row* of its caches, a position in the buffers a *column*.
 
+mod batch_full;
+mod batch_kernel;
+mod batch_rotating;
+mod file;
 mod full;
 mod kernel;
 mod mask;
 mod recurrent;
 mod rotating;
+mod rows;
 
+pub use batch_full::BatchKvCache;
+pub use batch_kernel::BatchKernelKvCache;
+pub use batch_rotating::BatchRotatingKvCache;
+pub use file::CacheKey;
+pub(crate) use file::hex;
 pub use full::KvCache;
 pub use kernel::KernelKvCache;
 pub use mask::causal_mask;
 pub use recurrent::{Recurrence, RecurrentCache, RecurrentInputs, RecurrentState};
 pub use rotating::RotatingKvCache;
 
-use russet_mlx::{Array, fast::Mask};
+use russet_mlx::{Array, Dtype, eval, fast::Mask};
 
 use crate::{Error, Result};
 
-/// Rows by which a buffer grows, as in mlx-lm.
+/// Columns by which a buffer grows, as in mlx-lm.
 const GROWTH: i32 = 256;
 
-/// The state of a sequence.
+/// The state of a sequence, or of the sequences of a batch.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// One per layer, in the order of the graph.
+    /// One per layer, in the order of the graph. All are of one sequence, or all of the same batch.
     pub layers: Vec<LayerCache>,
     /// Tokens before the round of speculation, in one.
     round: Option<i32>,
@@ -42,6 +54,12 @@ pub enum LayerCache {
     Kernel(KernelKvCache),
     /// What a linear-attention layer carries from token to token.
     Recurrent(RecurrentCache),
+    /// [`LayerCache::Full`] of several sequences.
+    BatchFull(BatchKvCache),
+    /// [`LayerCache::Rotating`] of several sequences.
+    BatchRotating(BatchRotatingKvCache),
+    /// [`LayerCache::Kernel`] of several sequences.
+    BatchKernel(BatchKernelKvCache),
 }
 
 impl Cache {
@@ -50,7 +68,7 @@ impl Cache {
         Self { layers, round: None }
     }
 
-    /// Tokens that the sequence has consumed.
+    /// Tokens that the sequence has consumed, or the longest of the batch.
     pub fn offset(&self) -> i32 {
         self.layers.first().map_or(0, LayerCache::offset)
     }
@@ -132,9 +150,37 @@ impl Cache {
         self.layers.iter().flat_map(LayerCache::arrays).collect()
     }
 
-    /// Bytes of the buffers, unused rows included.
+    /// Bytes of the buffers, unused columns included.
     pub fn nbytes(&self) -> usize {
         self.layers.iter().map(LayerCache::nbytes).sum()
+    }
+
+    /// Forgets the last `count` tokens of every sequence, exactly.
+    ///
+    /// # Errors
+    /// Without a change, when a sequence has fewer tokens or a layer has overwritten what it would need.
+    pub fn trim(&mut self, count: usize) -> Result<()> {
+        let shortest = self.lengths().into_iter().min().unwrap_or(0);
+        let count = i32::try_from(count).ok().filter(|&count| count <= shortest).ok_or_else(|| {
+            Error::Input(format!("{count} tokens can't be taken from a sequence of {shortest}"))
+        })?;
+        if count > 0 && !self.layers.iter().all(LayerCache::is_trimmable) {
+            let message = "a layer can't take back what the tokens did to it: go back to a snapshot instead";
+            return Err(Error::Input(message.into()));
+        }
+        for layer in &mut self.layers {
+            layer.trim(count);
+        }
+        Ok(())
+    }
+
+    /// A copy in memory of its own, as little as the state needs. A clone shares the buffers instead, and
+    /// keeps all of them alive.
+    ///
+    /// # Errors
+    /// For a batch, whose rows are copied by [`Cache::extract`], and when memory is refused.
+    pub fn compacted(&self) -> Result<Self> {
+        Ok(Self::new(self.layers.iter().map(LayerCache::compacted).collect::<Result<_>>()?))
     }
 }
 
@@ -144,7 +190,9 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.update(keys, values),
             Self::Rotating(cache) => cache.update(keys, values),
-            Self::Kernel(_) => {
+            Self::BatchFull(cache) => cache.update(keys, values),
+            Self::BatchRotating(cache) => cache.update(keys, values),
+            Self::Kernel(_) | Self::BatchKernel(_) => {
                 Err(Error::Input("the CPU kernels' cache is updated by their attention".into()))
             }
             Self::Recurrent(_) => Err(Error::Input("a recurrent layer has no keys and values".into())),
@@ -159,7 +207,9 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.keys_values(),
             Self::Rotating(cache) => cache.keys_values(),
-            Self::Kernel(_) | Self::Recurrent(_) => Err(empty()),
+            Self::BatchFull(cache) => cache.keys_values(),
+            Self::BatchRotating(cache) => cache.keys_values(),
+            Self::Kernel(_) | Self::BatchKernel(_) | Self::Recurrent(_) => Err(empty()),
         }
     }
 
@@ -168,28 +218,35 @@ impl LayerCache {
         match self {
             Self::Full(cache) => cache.mask(length, window),
             Self::Rotating(cache) => cache.mask(length, window),
+            Self::BatchFull(cache) => cache.mask(length, window),
+            Self::BatchRotating(cache) => cache.mask(length, window),
             // The kernels derive what a query sees from its position.
-            Self::Kernel(_) | Self::Recurrent(_) => Ok(Mask::None),
+            Self::Kernel(_) | Self::BatchKernel(_) | Self::Recurrent(_) => Ok(Mask::None),
         }
     }
 
-    /// Tokens consumed; the position of the next one.
+    /// Tokens consumed; the position of the next one. For a batch, that of the longest row.
     pub fn offset(&self) -> i32 {
         match self {
             Self::Full(cache) => cache.offset(),
             Self::Rotating(cache) => cache.offset(),
             Self::Kernel(cache) => cache.offset(),
-            Self::Recurrent(cache) => cache.offset(),
+            Self::Recurrent(_) | Self::BatchFull(_) | Self::BatchRotating(_) | Self::BatchKernel(_) => {
+                self.lengths().into_iter().max().unwrap_or(0)
+            }
         }
     }
 
-    /// Bytes of the buffers, unused rows included.
+    /// Bytes of the buffers, unused columns included.
     pub fn nbytes(&self) -> usize {
         match self {
-            Self::Full(_) | Self::Rotating(_) | Self::Recurrent(_) => {
-                self.arrays().iter().map(Array::nbytes).sum()
-            }
             Self::Kernel(cache) => cache.nbytes(),
+            Self::BatchKernel(cache) => cache.nbytes(),
+            Self::Full(_)
+            | Self::Rotating(_)
+            | Self::Recurrent(_)
+            | Self::BatchFull(_)
+            | Self::BatchRotating(_) => self.arrays().iter().map(Array::nbytes).sum(),
         }
     }
 
@@ -200,26 +257,46 @@ impl LayerCache {
             Self::Rotating(cache) => cache.arrays(),
             Self::Kernel(cache) => cache.arrays(),
             Self::Recurrent(cache) => cache.arrays(),
+            Self::BatchFull(cache) => cache.arrays(),
+            Self::BatchRotating(cache) => cache.arrays(),
+            Self::BatchKernel(cache) => cache.arrays(),
         }
     }
 
     /// Whether [`LayerCache::trim`] is exact now.
     pub fn is_trimmable(&self) -> bool {
         match self {
-            Self::Full(_) | Self::Kernel(_) => true,
+            Self::Full(_) | Self::Kernel(_) | Self::BatchFull(_) | Self::BatchKernel(_) => true,
             Self::Rotating(cache) => cache.is_trimmable(),
+            Self::BatchRotating(cache) => cache.is_trimmable(),
             Self::Recurrent(_) => false,
         }
     }
 
-    /// Forgets the last `count` tokens; returns how many it forgot.
+    /// Forgets the last `count` tokens of each row; returns how many it forgot.
     pub fn trim(&mut self, count: i32) -> i32 {
         match self {
             Self::Full(cache) => cache.trim(count),
             Self::Rotating(cache) => cache.trim(count),
             Self::Kernel(cache) => cache.trim(count),
             Self::Recurrent(_) => 0,
+            Self::BatchFull(cache) => cache.trim(count),
+            Self::BatchRotating(cache) => cache.trim(count),
+            Self::BatchKernel(cache) => cache.trim(count),
         }
+    }
+
+    /// See [`Cache::compacted`].
+    fn compacted(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Full(cache) => Self::Full(cache.compacted()?),
+            Self::Rotating(cache) => Self::Rotating(cache.compacted()?),
+            Self::Kernel(cache) => Self::Kernel(cache.compacted()?),
+            Self::Recurrent(cache) => Self::Recurrent(cache.extract(0)?),
+            Self::BatchFull(_) | Self::BatchRotating(_) | Self::BatchKernel(_) => {
+                return Err(Error::Input("a batch is copied row by row".into()));
+            }
+        })
     }
 }
 
@@ -231,7 +308,14 @@ fn empty() -> Error {
     Error::Input("the cache has no keys and values to share".into())
 }
 
-/// Keys and values, which always have the same number of rows.
+/// The given rows, in memory of their own once evaluated: a gather never shares its input's buffer, as a slice
+/// or a contiguous copy may.
+fn take_rows(array: &Array, rows: &[usize]) -> russet_mlx::Result<Array> {
+    let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+    array.take(&Array::from_slice(&rows, [rows.len() as i32])?, 0)
+}
+
+/// Keys and values `[rows, kv_heads, columns, head_dim]`, which agree in rows and columns.
 #[derive(Clone, Debug)]
 struct KeysValues {
     keys: Array,
@@ -239,8 +323,8 @@ struct KeysValues {
 }
 
 impl KeysValues {
-    /// Rows of the buffer.
-    fn rows(&self) -> Result<i32> {
+    /// Columns of the buffer.
+    fn columns(&self) -> Result<i32> {
         Ok(self.keys.dim(2)?)
     }
 
@@ -249,7 +333,7 @@ impl KeysValues {
         Ok(Self { keys: f(&self.keys)?, values: f(&self.values)? })
     }
 
-    /// `count` rows of zeros, shaped and typed like these.
+    /// `count` columns of zeros, shaped and typed like these.
     fn zeros_like(&self, count: i32) -> Result<Self> {
         self.map(|a| {
             let mut shape = a.shape();
@@ -258,29 +342,73 @@ impl KeysValues {
         })
     }
 
+    /// One behind the other, as columns.
     fn concatenate(parts: &[&Self]) -> Result<Self> {
-        let keys: Vec<Array> = parts.iter().map(|p| p.keys.clone()).collect();
-        let values: Vec<Array> = parts.iter().map(|p| p.values.clone()).collect();
-        Ok(Self { keys: russet_mlx::concatenate(&keys, 2)?, values: russet_mlx::concatenate(&values, 2)? })
+        Self::join(parts, 2)
     }
 
-    /// Rows `start..stop`.
+    /// One under the other, as rows.
+    fn stack(parts: &[&Self]) -> Result<Self> {
+        Self::join(parts, 0)
+    }
+
+    fn join(parts: &[&Self], axis: i32) -> Result<Self> {
+        let keys: Vec<Array> = parts.iter().map(|p| p.keys.clone()).collect();
+        let values: Vec<Array> = parts.iter().map(|p| p.values.clone()).collect();
+        Ok(Self {
+            keys: russet_mlx::concatenate(&keys, axis)?,
+            values: russet_mlx::concatenate(&values, axis)?,
+        })
+    }
+
+    /// Columns `start..stop`.
     fn slice(&self, start: i32, stop: i32) -> Result<Self> {
         self.map(|a| a.slice_axis(2, start, stop))
     }
 
-    /// Writes `rows` from row `start` on.
-    fn write(&mut self, rows: &Self, start: i32) -> Result<()> {
-        let stop = start + rows.rows()?;
-        self.keys = self.keys.slice_update_axis(&rows.keys, 2, start, stop)?;
-        self.values = self.values.slice_update_axis(&rows.values, 2, start, stop)?;
+    /// Writes `new` from column `start` on.
+    fn write(&mut self, new: &Self, start: i32) -> Result<()> {
+        let stop = start + new.columns()?;
+        self.keys = self.keys.slice_update_axis(&new.keys, 2, start, stop)?;
+        self.values = self.values.slice_update_axis(&new.values, 2, start, stop)?;
         Ok(())
     }
 
-    /// The first `count` rows, which may be all.
+    /// The first `count` columns, which may be all.
     fn used(&self, count: i32) -> Result<(Array, Array)> {
-        let used = if count < self.rows()? { self.slice(0, count)? } else { self.clone() };
+        let used = if count < self.columns()? { self.slice(0, count)? } else { self.clone() };
         Ok(used.into_pair())
+    }
+
+    /// See [`take_rows`].
+    fn take_rows(&self, rows: &[usize]) -> Result<Self> {
+        self.map(|a| take_rows(a, rows))
+    }
+
+    /// One row.
+    fn slice_row(&self, row: usize) -> Result<Self> {
+        self.map(|a| a.slice_axis(0, row as i32, row as i32 + 1))
+    }
+
+    /// The only row, copied now: the copy keeps nothing else alive.
+    fn copied(&self) -> Result<Self> {
+        let copy = self.take_rows(&[0])?;
+        eval(&[copy.keys.clone(), copy.values.clone()])?;
+        Ok(copy)
+    }
+
+    /// `left` columns of zeros before and `right` behind these.
+    fn pad(&self, left: i32, right: i32) -> Result<Self> {
+        self.map(|a| a.pad([0, 0, left, 0], [0, 0, right, 0], 0))
+    }
+
+    /// Each row turned to the right by its number of columns.
+    fn roll_rows(&self, shifts: &[i32]) -> Result<Self> {
+        let columns = self.columns()?;
+        let shifts = Array::from_slice(shifts, [shifts.len() as i32, 1, 1, 1])?;
+        let sources = Array::arange(0.0, f64::from(columns), 1.0, Dtype::I32)?.reshape([1, 1, columns, 1])?;
+        let sources = sources.subtract(&shifts)?.remainder(columns)?;
+        self.map(|a| a.take_along_axis(&sources, 2))
     }
 
     fn into_pair(self) -> (Array, Array) {

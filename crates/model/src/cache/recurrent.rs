@@ -1,7 +1,8 @@
 use std::rc::Rc;
 
-use russet_mlx::Array;
+use russet_mlx::{Array, concatenate, eval};
 
+use super::take_rows;
 use crate::{Error, Result};
 
 /// What a recurrent layer carries from one token to the next. Its size does not grow.
@@ -37,22 +38,51 @@ pub trait Recurrence {
     ) -> Result<(Array, RecurrentState)>;
 }
 
-/// The state of a recurrent layer (`mlx_lm.models.cache.ArraysCache`).
+impl RecurrentState {
+    /// Applies `f` to both arrays.
+    fn map(&self, f: impl Fn(&Array) -> russet_mlx::Result<Array>) -> Result<Self> {
+        Ok(Self { tail: f(&self.tail)?, memory: f(&self.memory)? })
+    }
+
+    /// One under the other, as rows.
+    fn stack(parts: &[Self]) -> Result<Self> {
+        let tails: Vec<Array> = parts.iter().map(|part| part.tail.clone()).collect();
+        let memories: Vec<Array> = parts.iter().map(|part| part.memory.clone()).collect();
+        Ok(Self { tail: concatenate(&tails, 0)?, memory: concatenate(&memories, 0)? })
+    }
+
+    /// One row.
+    fn row(&self, row: i32) -> Result<Self> {
+        self.map(|a| a.slice_axis(0, row, row + 1))
+    }
+}
+
+/// The state of a recurrent layer, of one sequence or of several (`mlx_lm.models.cache.ArraysCache`).
 ///
 /// It can't be trimmed: what a token has done to it can't be taken back. A clone taken before, which costs
 /// references, or a round of speculation (see [`Cache::begin_round`](super::Cache::begin_round)) go back instead.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RecurrentCache {
+    /// One row per sequence.
     state: Option<RecurrentState>,
-    offset: i32,
+    /// Tokens that each row has consumed.
+    tokens: Vec<i32>,
+    /// Columns behind each row's last token in a padded call.
+    padding: Option<Vec<i32>>,
     round: Option<Round>,
+}
+
+impl Default for RecurrentCache {
+    fn default() -> Self {
+        Self::of(None, vec![0])
+    }
 }
 
 /// What a round of speculation goes back to, and with.
 #[derive(Clone, Debug)]
 struct Round {
     before: Option<RecurrentState>,
-    offset: i32,
+    tokens: Vec<i32>,
     recorded: Option<Recorded>,
 }
 
@@ -86,18 +116,94 @@ impl RecurrentCache {
             ));
         }
         let length = inputs.qkv.dim(1)?;
-        let (out, state) = recurrence.advance(&inputs, self.state.as_ref())?;
+        let (out, state) = match &self.padding {
+            None => recurrence.advance(&inputs, self.state.as_ref())?,
+            Some(padding) => self.advance_row_by_row(recurrence, &inputs, padding)?,
+        };
         self.state = Some(state);
-        self.offset += length;
+        self.tokens.iter_mut().for_each(|tokens| *tokens += length);
         if let Some(round) = &mut self.round {
             round.recorded = Some(Recorded { recurrence: recurrence.clone(), inputs });
         }
         Ok(out)
     }
 
-    /// Tokens consumed.
-    pub fn offset(&self) -> i32 {
-        self.offset
+    /// The same for rows with padding behind their tokens, which leaves no trace.
+    fn advance_row_by_row(
+        &self,
+        recurrence: &Rc<dyn Recurrence>,
+        inputs: &RecurrentInputs,
+        padding: &[i32],
+    ) -> Result<(Array, RecurrentState)> {
+        let length = inputs.qkv.dim(1)?;
+        let (mut outputs, mut states) = (Vec::new(), Vec::new());
+        for (row, padding) in (0..).zip(padding) {
+            let own = |x: &Array| x.slice_axis(0, row, row + 1)?.slice_axis(1, 0, length - padding);
+            let RecurrentInputs { qkv, a, b } = inputs;
+            let inputs = RecurrentInputs { qkv: own(qkv)?, a: own(a)?, b: own(b)? };
+            let before = self.state.as_ref().map(|state| state.row(row)).transpose()?;
+            let (out, state) = recurrence.advance(&inputs, before.as_ref())?;
+            outputs.push(out.pad([0, 0, 0], [0, *padding, 0], 0)?);
+            states.push(state);
+        }
+        Ok((concatenate(&outputs, 0)?, RecurrentState::stack(&states)?))
+    }
+
+    /// Tokens that each row has consumed.
+    pub fn lengths(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    /// The state of one sequence of `tokens` tokens.
+    pub(super) fn restored(tail: Array, memory: Array, tokens: i32) -> Self {
+        Self::of(Some(RecurrentState { tail, memory }), vec![tokens])
+    }
+
+    fn of(state: Option<RecurrentState>, tokens: Vec<i32>) -> Self {
+        Self { state, tokens, padding: None, round: None }
+    }
+
+    /// The rows of all of `caches`.
+    pub(super) fn stacked(caches: &[Self]) -> Result<Self> {
+        let tokens = caches.iter().flat_map(|cache| cache.tokens.iter().copied()).collect();
+        let Some(like) = caches.iter().find_map(|cache| cache.state.as_ref()) else {
+            return Ok(Self::of(None, tokens));
+        };
+        let states = caches.iter().map(|cache| match &cache.state {
+            Some(state) => Ok(state.clone()),
+            // What a sequence starts from.
+            None => like.map(|a| {
+                let mut shape = a.shape();
+                shape[0] = cache.tokens.len() as i32;
+                Array::zeros(shape, a.dtype())
+            }),
+        });
+        let states = states.collect::<Result<Vec<_>>>()?;
+        Ok(Self::of(Some(RecurrentState::stack(&states)?), tokens))
+    }
+
+    /// Some of the rows.
+    pub(super) fn filtered(&self, rows: &[usize]) -> Result<Self> {
+        let state = self.state.as_ref().map(|state| state.map(|a| take_rows(a, rows))).transpose()?;
+        let tokens = rows.iter().filter_map(|&row| self.tokens.get(row).copied()).collect();
+        Ok(Self::of(state, tokens))
+    }
+
+    /// One row alone, in memory of its own.
+    pub(super) fn extract(&self, row: usize) -> Result<Self> {
+        let row = self.filtered(&[row])?;
+        eval(&row.arrays())?;
+        Ok(row)
+    }
+
+    pub(super) fn begin_padded(&mut self, padding: &[i32]) {
+        self.padding = Some(padding.to_vec());
+    }
+
+    pub(super) fn end_padded(&mut self) {
+        for (tokens, padding) in self.tokens.iter_mut().zip(self.padding.take().unwrap_or_default()) {
+            *tokens -= padding;
+        }
     }
 
     /// The state, if any token was consumed: tail and memory.
@@ -106,7 +212,7 @@ impl RecurrentCache {
     }
 
     pub(super) fn begin_round(&mut self) {
-        self.round = Some(Round { before: self.state.clone(), offset: self.offset, recorded: None });
+        self.round = Some(Round { before: self.state.clone(), tokens: self.tokens.clone(), recorded: None });
     }
 
     pub(super) fn end_round(&mut self) {
@@ -126,10 +232,10 @@ impl RecurrentCache {
 
     /// Goes back to the state before the round and on by its first `keep` tokens.
     pub(super) fn rollback(&mut self, keep: i32) -> Result<()> {
-        let Some(Round { before, offset, recorded: Some(recorded) }) = self.round.take() else {
+        let Some(Round { before, tokens, recorded: Some(recorded) }) = self.round.take() else {
             return Err(Error::Input("the round has no forward pass to undo".into()));
         };
-        (self.state, self.offset) = (before, offset);
+        (self.state, self.tokens) = (before, tokens);
         if keep > 0 {
             let first = |x: &Array| x.slice_axis(1, 0, keep);
             let RecurrentInputs { qkv, a, b } = &recorded.inputs;

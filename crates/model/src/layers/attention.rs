@@ -5,7 +5,7 @@ use russet_kernels::ops::{self, KvBuffer, Matrix};
 use russet_mlx::fast::{Mask, scaled_dot_product_attention};
 use russet_mlx::{Array, select};
 
-use super::{Linear, Loader, Norm, NormKind, Residual, Rope};
+use super::{Linear, Loader, Norm, NormKind, Positions, Residual, Rope};
 use crate::cache::{LayerCache, causal_mask};
 use crate::{Error, Result};
 
@@ -100,8 +100,7 @@ pub struct AttentionCall<'a> {
     rope: &'a Rope,
     mask: Mask,
     window: Option<i32>,
-    /// The position of the first new token.
-    offset: i32,
+    positions: Positions,
     /// For the CPU kernels, which need no mask.
     rotations: Option<Arc<Rotations>>,
 }
@@ -113,19 +112,12 @@ impl<'a> AttentionCall<'a> {
     /// # Errors
     /// When MLX fails.
     pub fn new(rope: &'a Rope, cache: &LayerCache, length: i32, window: Option<i32>) -> Result<Self> {
-        Ok(match cache {
-            LayerCache::Kernel(cache) => Self {
-                rope,
-                mask: Mask::None,
-                window,
-                offset: cache.offset(),
-                rotations: Some(Arc::new(rope.rotations(cache.offset(), length))),
-            },
-            _ => {
-                let (mask, offset) = (cache.mask(length, window)?, cache.offset());
-                Self { rope, mask, window, offset, rotations: None }
-            }
-        })
+        let (mask, positions) = (cache.mask(length, window)?, Positions::after(cache)?);
+        let rotations = match cache {
+            LayerCache::Kernel(cache) => Some(Arc::new(rope.rotations(cache.offset(), length))),
+            _ => None,
+        };
+        Ok(Self { rope, mask, window, positions, rotations })
     }
 }
 
@@ -180,10 +172,10 @@ impl Attention {
                 cache.end_append(out.appended, length);
                 Ok(out.hidden)
             }
-            (None, cache @ (LayerCache::Full(_) | LayerCache::Rotating(_))) => {
-                residual.add(x, &self.forward(qkv, call, cache)?)
+            (Some(_), _) | (None, LayerCache::Kernel(_) | LayerCache::BatchKernel(_)) => {
+                Err(other_numerics())
             }
-            _ => Err(other_numerics()),
+            (None, cache) => residual.add(x, &self.forward(qkv, call, cache)?),
         }
     }
 
@@ -207,7 +199,7 @@ impl Attention {
             (None, Rows::Arrays(keys, values)) => {
                 let mut queries = self.split_heads(queries, self.args.heads, self.q_norm.as_ref())?;
                 if self.args.rotary {
-                    queries = call.rope.forward(&queries, call.offset)?;
+                    queries = call.rope.forward(&queries, &call.positions)?;
                 }
                 let out = self.attend(&queries, keys, values, call)?;
                 residual.add(x, &self.o_proj.forward(&out)?)
@@ -239,7 +231,7 @@ impl Attention {
             traditional: call.rope.is_traditional(),
             cache,
             copy_from: None,
-            offset: call.offset as usize,
+            offset: call.positions.first() as usize,
             residual: residual.kernel(),
         }
     }
@@ -265,8 +257,8 @@ impl Attention {
         let mut keys = self.split_heads(keys, kv_heads, self.k_norm.as_ref())?;
         let values = self.split_heads(values, kv_heads, self.v_norm.as_ref())?;
         if rotary {
-            queries = call.rope.forward(&queries, call.offset)?;
-            keys = call.rope.forward(&keys, call.offset)?;
+            queries = call.rope.forward(&queries, &call.positions)?;
+            keys = call.rope.forward(&keys, &call.positions)?;
         }
         let (keys, values) = cache.update(&keys, &values)?;
         let out = self.attend(&queries, &keys, &values, call)?;
@@ -337,6 +329,8 @@ fn capped_attention(
         Mask::Array(mask) => Some(mask.clone()),
     };
     if let Some(mask) = mask {
+        // A mask for each row of a batch needs the axis of grouped heads too.
+        let mask = if mask.ndim() == 4 && heads > kv_heads { mask.expand_dims([2])? } else { mask };
         scores = select(&mask, &scores, scores.dtype().finite_min())?;
     }
     let out = scores.softmax(-1, true)?.matmul(&values)?;

@@ -23,7 +23,7 @@ pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
 pub use norm::{Norm, NormKind};
 pub use per_layer_input::PerLayerInput;
 pub use residual::Residual;
-pub use rope::Rope;
+pub use rope::{Positions, Rope};
 
 use std::sync::Arc;
 

@@ -4,7 +4,49 @@ use russet_kernels::cpu::{Rotations, inverse_frequencies};
 use russet_mlx::fast::{Frequencies, Offset, rope};
 use russet_mlx::{Array, Dtype, concatenate, select};
 
+use crate::cache::LayerCache;
 use crate::{Fields, Result};
+
+/// Positions of the first tokens of a call.
+#[derive(Debug)]
+pub enum Positions {
+    /// Of a sequence.
+    Single(i32),
+    /// Of each sequence of a batch, and the same as an array.
+    Rows(Vec<i32>, Array),
+}
+
+impl Positions {
+    /// Those that follow what `cache` has consumed.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn after(cache: &LayerCache) -> Result<Self> {
+        let lengths = cache.lengths();
+        Ok(match lengths[..] {
+            [offset] => Self::Single(offset),
+            _ => {
+                let array = Array::from_slice(&lengths, [lengths.len() as i32])?;
+                Self::Rows(lengths, array)
+            }
+        })
+    }
+
+    /// The position in a sequence; of a batch, that in its first row.
+    pub fn first(&self) -> i32 {
+        match self {
+            Self::Single(offset) => *offset,
+            Self::Rows(offsets, _) => offsets.first().copied().unwrap_or(0),
+        }
+    }
+
+    fn offset(&self) -> Offset<'_> {
+        match self {
+            Self::Single(offset) => Offset::Scalar(*offset),
+            Self::Rows(_, offsets) => Offset::Array(offsets),
+        }
+    }
+}
 
 /// Rotary position embedding with every scaling of mlx-lm's `initialize_rope`.
 ///
@@ -68,17 +110,26 @@ impl Rope {
         Ok(Self { dims, traditional: false, kind: longrope(dims, base, scaling, original, max_position)? })
     }
 
-    /// Rotates `x` `[batch, heads, seq, head_dim]`, whose first row is at position `offset`.
-    pub fn forward(&self, x: &Array, offset: i32) -> Result<Array> {
+    /// Rotates `x` `[batch, heads, seq, head_dim]`, which begins at `positions`.
+    pub fn forward(&self, x: &Array, positions: &Positions) -> Result<Array> {
         let apply = |x: &Array, frequencies, scale: f64| {
-            rope(x, self.dims, self.traditional, frequencies, scale as f32, Offset::Scalar(offset))
+            rope(x, self.dims, self.traditional, frequencies, scale as f32, positions.offset())
         };
         Ok(match &self.kind {
             Kind::Base { base, scale } => apply(x, Frequencies::Base(*base as f32), *scale)?,
-            Kind::Dynamic { .. } => {
-                let base = self.dynamic_base(x.dim(-2)? + offset);
-                apply(x, Frequencies::Base(base as f32), 1.0)?
-            }
+            Kind::Dynamic { .. } => match positions {
+                Positions::Single(offset) => {
+                    let base = self.dynamic_base(x.dim(-2)? + offset);
+                    apply(x, Frequencies::Base(base as f32), 1.0)?
+                }
+                // A base for each row: the reference has no batches here.
+                Positions::Rows(offsets, _) => {
+                    let rows = (0..).zip(offsets).map(|(row, offset)| {
+                        self.forward(&x.slice_axis(0, row, row + 1)?, &Positions::Single(*offset))
+                    });
+                    concatenate(&rows.collect::<Result<Vec<_>>>()?, 0)?
+                }
+            },
             Kind::Table { freqs, input_scale, .. } => {
                 let scaled = if *input_scale == 1.0 { x.clone() } else { self.scale_input(x, *input_scale)? };
                 apply(&scaled, Frequencies::Table(freqs), 1.0)?

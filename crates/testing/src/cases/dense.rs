@@ -6,7 +6,7 @@ use super::{Case, STEPS};
 use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
 
 /// The families; each fixture has what its family has of its own.
-const FAMILIES: [&str; 10] =
+pub(super) const FAMILIES: [&str; 10] =
     ["smollm3", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo2", "glm4", "granite", "starcoder2"];
 
 /// A dense float32 fixture of each family, and of each feature of a config that changes what is computed, under a name.
@@ -15,7 +15,7 @@ pub fn dense_fixtures() -> Vec<(&'static str, FixtureSpec)> {
     FAMILIES.map(|arch| (arch, family(arch))).into_iter().chain(features()).map(float32).collect()
 }
 
-fn family(arch: &'static str) -> FixtureSpec {
+pub(super) fn family(arch: &'static str) -> FixtureSpec {
     // Every fourth layer of a smollm3 has no rope.
     let layers = if arch == "smollm3" { 4 } else { 2 };
     FixtureSpec { layers, ..FixtureSpec::new(arch).with("vocab_size", json!(320)) }
