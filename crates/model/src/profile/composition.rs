@@ -17,7 +17,8 @@ ids! {
         DiffusionGemmaGraph = "diffusion-gemma-graph",
         /// The graph gemma4.
         Gemma4Graph = "gemma4-graph",
-        /// Graphs whose branches are resolved for one config.
+        /// Graphs whose branches are resolved for one config. gemma4's are resolved at load, for any config: it
+        /// brings this one too.
         GeneratedGraph = "generated-graph",
         /// The graph glm5.2.
         Glm52Graph = "glm5.2-graph",
