@@ -104,7 +104,7 @@ impl Embedder {
         let hidden = model.last_hidden(tokens)?;
         let mut embedding = hidden.astype(Dtype::F32)?.slice_axis(-1, 0, width as i32)?;
         if self.recipe.normalize || dimensions.is_some() {
-            let norm = embedding.square()?.sum(&[-1], true)?.sqrt()?;
+            let norm = embedding.square()?.sum([-1], true)?.sqrt()?;
             embedding = embedding.divide(&norm.maximum(1e-12)?)?;
         }
         Ok(embedding.to_vec()?)
