@@ -55,6 +55,7 @@ impl Capability {
         Self::Safetensors,
         // Graphs, and what they need besides
         Self::Gemma4Graph,
+        Self::GeneratedGraph,
         Self::MiniCpm5Graph,
         Self::Qwen3Graph,
         Self::Qwen3MoeGraph,
