@@ -125,6 +125,7 @@ def named_configs():
     yield "mistral", base("mistral"), None
     yield "qwen3_moe, experts do not count", base("qwen3_moe", num_experts=128, num_experts_per_tok=8), None
     yield "gemma4", dict(model_type="gemma4", text_config=gemma4), None
+    yield "gemma4 with one width of heads", dict(model_type="gemma4", text_config=gemma4 | dict(global_head_dim=0)), None
     yield "gemma4 with experts", dict(model_type="gemma4", text_config=gemma4 | moe), None
     yield "gemma4 with per-layer inputs", dict(model_type="gemma4", text_config=gemma4 | dict(
         num_kv_shared_layers=2, hidden_size_per_layer_input=256)), None

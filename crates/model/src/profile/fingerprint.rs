@@ -172,7 +172,8 @@ fn canonical(checkpoint: &Checkpoint) -> Result<String> {
         _ => text.size("head_dim")?,
     };
     let head_dim = stated_head_dim.or(defaults.head_dim).or(hidden.zip(heads).map(|(h, n)| h / n));
-    let global_head_dim = text.size("global_head_dim")?.or(defaults.global_head_dim).or(head_dim);
+    // 0 is head_dim in the reference, but stays 0 here.
+    let global_head_dim = text.count("global_head_dim")?.or(defaults.global_head_dim).or(head_dim);
     let layer_types = text.texts("layer_types")?.unwrap_or(defaults.layer_types);
     let moe = text.flag("enable_moe_block")?.unwrap_or(defaults.moe);
     let experts = text.count("num_experts")?.or(text.count("n_routed_experts")?).unwrap_or(defaults.experts);
