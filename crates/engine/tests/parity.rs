@@ -2,6 +2,7 @@
 //! dtypes, config features, prompt lengths, samplers and processors.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,8 +11,8 @@ use russet_engine::{Sampling, StepOptions, Steps};
 use russet_mlx::{Array, Dtype};
 use russet_model::{Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{
-    Case, Oracle, Reference, ReferenceSpec, dense_cases, gemma4_cases, llama_cases, qwen3_5_cases,
-    qwen3_moe_cases, sampling_cases,
+    Case, Oracle, Reference, ReferenceSpec, dense_cases, gemma4_cases, llama_cases, matrix_table,
+    qwen3_5_cases, qwen3_moe_cases, sampling_cases,
 };
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
@@ -126,6 +127,9 @@ fn assert_parity(cases: Vec<Case>) {
     let count = cases.len();
     let failures = failures(oracle, &cases);
     assert!(failures.is_empty(), "{} of {count} cases differ:\n{}", failures.len(), failures.join("\n"));
+    // Not `eprintln!`: the test harness would swallow it.
+    writeln!(std::io::stderr(), "recordings that are equal in every byte:\n{}", matrix_table(&cases))
+        .unwrap();
 }
 
 #[test]

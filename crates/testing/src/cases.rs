@@ -6,12 +6,14 @@
 mod batch;
 mod dense;
 mod gemma4;
+mod matrix;
 mod qwen3_5;
 mod qwen3_moe;
 
 pub use batch::{BatchCase, batch_cases};
 pub use dense::{dense_cases, dense_fixtures};
 pub use gemma4::{gemma4_cases, gemma4_forms};
+pub use matrix::matrix_table;
 pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
 pub use qwen3_moe::{qwen3_moe, qwen3_moe_cases};
 
@@ -19,6 +21,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use self::matrix::grid;
 use crate::specification::{
     CacheSpec, FixtureSpec, Float, Format, Processors, ReferenceSpec, RopeSpec, SamplerSpec, Sampling, Tokens,
 };
@@ -73,10 +76,26 @@ fn llama_rope(scaling: Value) -> FixtureSpec {
     llama("llama").with("rope_scaling", scaling)
 }
 
-fn case(name: String, fixture: FixtureSpec, count: usize) -> Case {
+/// A greedy generation of 24 tokens: what is special about the checkpoint, which it is, and the prompt.
+fn case(what: &str, fixture: &FixtureSpec, count: usize, chunk: usize) -> Case {
+    let FixtureSpec { arch, dtype, format, mixed, hub, shards, .. } = fixture;
+    let mut name = arch.to_string();
+    for (there, part) in [
+        (!what.is_empty(), what.to_owned()),
+        (true, format!("{dtype:?} {format:?}")),
+        (*mixed, "with overrides".to_owned()),
+        (*hub, "hub's layout".to_owned()),
+        (*shards > 1, format!("{shards} shards")),
+        (true, format!("{count} tokens in chunks of {chunk}")),
+    ] {
+        if there {
+            name = format!("{name}, {part}");
+        }
+    }
     // Prompts of different lengths begin differently too.
     let tokens = Tokens::Random { count, seed: fixture.seed as u32 + count as u32 };
-    Case { name, fixture, reference: ReferenceSpec::new(tokens, STEPS) }
+    let reference = ReferenceSpec { prefill_chunk: chunk as u32, ..ReferenceSpec::new(tokens, STEPS) };
+    Case { name, fixture: fixture.clone(), reference }
 }
 
 /// Every position embedding that mlx-lm's llama accepts, as `rope_scaling` over heads of 16 features.
@@ -159,11 +178,6 @@ fn llama_features() -> Vec<(&'static str, FixtureSpec)> {
         ("three layers", FixtureSpec { layers: 3, ..plain() }),
         ("two shards", FixtureSpec { shards: 2, ..plain() }),
         ("five shards", FixtureSpec { shards: 5, ..plain() }),
-        ("mistral", llama("mistral")),
-        ("iquestcoder", llama("iquestcoder")),
-        ("xverse", llama("xverse")),
-        ("minicpm5", llama("minicpm5")),
-        ("window 16", llama("llama-sliding")),
         ("window 256", llama("llama-sliding").with("sliding_window", json!(256))),
         ("window 300, full layer first", {
             let layers = json!(["full_attention", "sliding_attention", "sliding_attention"]);
@@ -175,36 +189,32 @@ fn llama_features() -> Vec<(&'static str, FixtureSpec)> {
     features
 }
 
-/// Greedy decoding with every kind of llama checkpoint.
-///
-/// Every format with every dtype at every prompt length, every other feature with every dtype at some lengths, and
-/// prefill in chunks. Consecutive cases mostly share their fixture.
+/// Greedy decoding with every model type that runs as llama, every format with every dtype at every prompt length, and
+/// every feature of a config with every dtype at some.
 pub fn llama_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
+    let types = ["llama", "llama-sliding", "minicpm5", "mistral", "iquestcoder", "xverse"];
+    let mut cases: Vec<Case> = types.into_iter().flat_map(|arch| grid(&llama(arch))).collect();
     for dtype in FLOATS {
         for (seed, (name, format)) in formats().into_iter().enumerate() {
             let mut fixture = FixtureSpec { seed: seed as u64, dtype, format, ..llama("llama") };
+            // Groups do not straddle rows, so rows of 128 are needed; one layer makes up for the width.
+            let wide = FixtureSpec { hidden: 128, layers: 1, ..fixture.clone() };
             if matches!(format, Format::Affine { group: 128, .. }) {
-                // Groups do not straddle rows, so rows of 128 are needed; one layer makes up for the width.
-                fixture =
-                    FixtureSpec { hidden: 128, layers: 1, ..fixture }.with("intermediate_size", json!(128));
+                fixture = wide.with("intermediate_size", json!(128));
             }
-            for count in SHORT.into_iter().chain(LONG) {
-                cases.push(case(format!("{dtype:?} {name}, {count} tokens"), fixture.clone(), count));
-            }
+            cases.extend(SHORT.map(|count| case(&name, &fixture, count, 2048)));
+            // MLX is slow here, so that long prompts get the smallest model there can be.
+            let narrow = FixtureSpec { layers: 1, ..fixture };
+            let narrow =
+                if narrow.hidden == 64 { narrow.with("intermediate_size", json!(64)) } else { narrow };
+            cases.extend(LONG.map(|count| case(&name, &narrow, count, 2048)));
         }
         for (i, (name, feature)) in llama_features().into_iter().enumerate() {
             let format = ROTATION[(i + dtype as usize) % ROTATION.len()];
             let fixture = FixtureSpec { seed: 100 + i as u64, dtype, format, ..feature };
-            for count in [1, 3, 257] {
-                cases.push(case(
-                    format!("{dtype:?} {format:?}, {name}, {count} tokens"),
-                    fixture.clone(),
-                    count,
-                ));
-            }
+            cases.extend([1, 3, 257].map(|count| case(name, &fixture, count, 2048)));
             let dense = FixtureSpec { format: Format::Dense, ..fixture };
-            cases.push(case(format!("{dtype:?} dense, {name}, 2049 tokens"), dense, 2049));
+            cases.push(case(name, &dense, 2049, 2048));
         }
         for (seed, (name, format)) in formats().into_iter().enumerate() {
             if matches!(format, Format::Dense | Format::Affine { group: 128, .. }) {
@@ -214,13 +224,7 @@ pub fn llama_cases() -> Vec<Case> {
             let fixture =
                 FixtureSpec { seed: 200 + seed as u64, dtype, format, mixed: true, ..llama("llama") }
                     .with("tie_word_embeddings", json!(!untied));
-            for count in [1, 257] {
-                cases.push(case(
-                    format!("{dtype:?} {name} with overrides, {count} tokens"),
-                    fixture.clone(),
-                    count,
-                ));
-            }
+            cases.extend([1, 257].map(|count| case(&name, &fixture, count, 2048)));
         }
         for (i, (name, window)) in
             [("no window", None), ("window 16", Some(16)), ("window 100", Some(100))].into_iter().enumerate()
@@ -231,19 +235,17 @@ pub fn llama_cases() -> Vec<Case> {
             };
             let format = ROTATION[(i + dtype as usize) % ROTATION.len()];
             let fixture = FixtureSpec { seed: 300 + i as u64, dtype, format, ..fixture };
-            for chunk in [1, 7, 16, 17, 100, 256] {
-                let count = 5 * chunk.min(60) + 3;
-                let mut case = case(
-                    format!("{dtype:?} {format:?}, {name}, {count} tokens in chunks of {chunk}"),
-                    fixture.clone(),
-                    count,
-                );
-                case.reference.prefill_chunk = chunk as u32;
-                cases.push(case);
-            }
+            cases.extend(
+                [1, 7, 16, 17, 100, 256].map(|chunk| case(name, &fixture, 5 * chunk.min(60) + 3, chunk)),
+            );
         }
     }
     cases
+}
+
+/// Greedy decoding with every model type.
+pub fn greedy_cases() -> Vec<Case> {
+    [llama_cases(), dense_cases(), qwen3_moe_cases(), qwen3_5_cases(), gemma4_cases()].concat()
 }
 
 /// Ways to pick a token: samplers and logits processors, alone and together.
@@ -527,14 +529,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for cases in [
-            llama_cases(),
-            sampling_cases(),
-            dense_cases(),
-            gemma4_cases(),
-            qwen3_5_cases(),
-            qwen3_moe_cases(),
-        ] {
+        for cases in [greedy_cases(), sampling_cases()] {
             let names: HashSet<_> = cases.iter().map(|case| &case.name).collect();
             assert_eq!(names.len(), cases.len());
         }

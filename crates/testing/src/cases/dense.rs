@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Case, STEPS};
-use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
+use super::matrix::{grid, storage};
+use super::{Case, case};
+use crate::specification::{FixtureSpec, Float};
 
 /// The families; each fixture has what its family has of its own.
 pub(super) const FAMILIES: [&str; 10] =
@@ -20,16 +21,6 @@ pub(super) fn family(arch: &'static str) -> FixtureSpec {
     let layers = if arch == "smollm3" { 4 } else { 2 };
     FixtureSpec { layers, ..FixtureSpec::new(arch).with("vocab_size", json!(320)) }
 }
-
-/// How weights are stored: each way is tried with each family, and features with each in turn.
-const STORAGES: [(&str, Float, Format, bool); 6] = [
-    ("float32", Float::Float32, Format::Dense, false),
-    ("bfloat16", Float::Bfloat16, Format::Dense, false),
-    ("bfloat16 4-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, false),
-    ("float16 8-bit", Float::Float16, Format::Affine { bits: 8, group: 32 }, false),
-    ("bfloat16 4-bit and 8-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, true),
-    ("float16 mxfp4", Float::Float16, Format::Mxfp4, false),
-];
 
 /// Fixtures that differ from their family's plain one in one respect.
 fn features() -> Vec<(&'static str, FixtureSpec)> {
@@ -145,49 +136,12 @@ fn features() -> Vec<(&'static str, FixtureSpec)> {
     ]
 }
 
-/// Greedy decoding with every family: every storage, prompt length and prefill chunk with each family, and each of its
-/// features in one storage.
+/// Greedy decoding with every family, and with each of its features.
 pub fn dense_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut push = |name: String, fixture: &FixtureSpec, count: usize, chunk: u32| {
-        let tokens = Tokens::Random { count, seed: fixture.seed as u32 + count as u32 };
-        let reference = ReferenceSpec { prefill_chunk: chunk, ..ReferenceSpec::new(tokens, STEPS) };
-        let name = format!("{name}, {count} tokens in chunks of {chunk}");
-        cases.push(Case { name, fixture: fixture.clone(), reference });
-    };
-    for (i, family) in FAMILIES.map(family).into_iter().enumerate() {
-        let stored = |storage: usize| {
-            let (name, dtype, format, mixed) = STORAGES[storage % STORAGES.len()];
-            let fixture = FixtureSpec { seed: 500 + i as u64, dtype, format, mixed, ..family.clone() };
-            (format!("{} {name}", family.arch), fixture)
-        };
-        for storage in 0..STORAGES.len() {
-            let (name, fixture) = stored(storage);
-            for count in [1, 2, 257] {
-                push(name.clone(), &fixture, count, 2048);
-            }
-        }
-        // Prompts around the growth of caches and around chunks (all but the last token), in a storage that differs
-        // from family to family where they are short.
-        let (name, fixture) = stored(i);
-        for (count, chunk) in [(255, 2048), (256, 2048), (5, 1), (7, 7), (8, 7), (9, 7), (30, 7)] {
-            push(name.clone(), &fixture, count, chunk);
-        }
-        let (name, fixture) = stored(0);
-        for count in [2048, 2049, 2050] {
-            push(name.clone(), &fixture, count, 2048);
-        }
-        let (name, fixture) = stored(i + 3);
-        push(format!("{name} in three shards"), &FixtureSpec { shards: 3, ..fixture }, 40, 16);
-        let (name, fixture) = stored(i % 2);
-        push(format!("{name} in the hub's layout"), &FixtureSpec { hub: true, ..fixture }, 20, 2048);
-    }
+    let mut cases: Vec<Case> = FAMILIES.map(family).iter().flat_map(grid).collect();
     for (i, (name, feature)) in features().into_iter().enumerate() {
-        let (storage, dtype, format, mixed) = STORAGES[i % STORAGES.len()];
-        let fixture = FixtureSpec { seed: 600 + i as u64, dtype, format, mixed, ..feature };
-        for count in [3, 257] {
-            push(format!("{name} {storage}"), &fixture, count, 100);
-        }
+        let fixture = FixtureSpec { seed: 600 + i as u64, ..storage(i, &feature).of(&feature) };
+        cases.extend([3, 257].map(|count| case(name, &fixture, count, 100)));
     }
     cases
 }

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Case, STEPS};
-use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
+use super::matrix::{grid, storage};
+use super::{Case, case};
+use crate::specification::FixtureSpec;
 
-const WINDOW: usize = 16;
 const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 
@@ -26,18 +26,6 @@ pub fn gemma4_forms() -> Vec<(&'static str, FixtureSpec)> {
         ("text", form("gemma4-text", 4)),
     ]
 }
-
-/// How weights are stored. MLX's CPU backend has unquantized experts in float32 only.
-const STORAGES: [(&str, Float, Format, bool); 4] = [
-    ("float32", Float::Float32, Format::Dense, false),
-    ("bfloat16 4-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, false),
-    ("bfloat16 8-bit", Float::Bfloat16, Format::Affine { bits: 8, group: 32 }, false),
-    ("bfloat16 4-bit and 8-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, true),
-];
-
-/// Prompts around the sliding window, around 32 tokens, from which on the two experts of each are sorted, and
-/// around the growth of a cache.
-const COUNTS: [usize; 11] = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 32, 33, 34, 255, 256, 257];
 
 /// Checkpoints that differ from a form's plain one in one respect.
 fn features() -> Vec<(&'static str, FixtureSpec)> {
@@ -105,50 +93,12 @@ fn features() -> Vec<(&'static str, FixtureSpec)> {
     ]
 }
 
-fn stored(
-    fixture: FixtureSpec,
-    seed: u64,
-    (_, dtype, format, mixed): (&str, Float, Format, bool),
-) -> FixtureSpec {
-    FixtureSpec { seed, dtype, format, mixed, ..fixture }
-}
-
-fn case(name: String, fixture: FixtureSpec, count: usize, chunk: usize) -> Case {
-    let tokens = Tokens::Random { count, seed: fixture.seed as u32 + count as u32 };
-    let reference = ReferenceSpec { prefill_chunk: chunk as u32, ..ReferenceSpec::new(tokens, STEPS) };
-    Case { name, fixture, reference }
-}
-
-/// Greedy decoding with every form: stored in every way at every prompt length, from the hub's layout and from
-/// shards, prefilled in chunks; and every feature at some lengths.
+/// Greedy decoding with every form, and with each feature.
 pub fn gemma4_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (seed, (form, plain)) in gemma4_forms().into_iter().enumerate() {
-        let mut push = |name: &str, fixture: &FixtureSpec, counts: &[usize], chunk: usize| {
-            for &count in counts {
-                let name = format!("{form}, {name}, {count} tokens in chunks of {chunk}");
-                cases.push(case(name, fixture.clone(), count, chunk));
-            }
-        };
-        for storage in STORAGES {
-            let fixture = stored(plain.clone(), 500 + seed as u64, storage);
-            push(storage.0, &fixture, &COUNTS, 2048);
-        }
-        let dense = stored(plain.clone(), 500 + seed as u64, STORAGES[0]);
-        push("float32", &dense, &[2048, 2049, 2050], 2048);
-        let packed = stored(plain.clone(), 500 + seed as u64, STORAGES[1]);
-        push("bfloat16 4-bit", &packed, &[3, WINDOW + 5], 1);
-        push("bfloat16 4-bit", &packed, &[7, 8, 9, 3 * WINDOW], 7);
-        push("bfloat16 4-bit in shards", &FixtureSpec { shards: 3, ..packed }, &[WINDOW + 3], 7);
-        push("float32 of the hub", &FixtureSpec { hub: true, ..dense.clone() }, &[1, 40], 2048);
-        push("float32 of the hub in shards", &FixtureSpec { hub: true, shards: 4, ..dense }, &[40], 7);
-    }
+    let mut cases: Vec<Case> = gemma4_forms().iter().flat_map(|(_, plain)| grid(plain)).collect();
     for (i, (name, feature)) in features().into_iter().enumerate() {
-        let fixture = stored(feature, 600 + i as u64, STORAGES[i % STORAGES.len()]);
-        for count in [1, WINDOW + 1, 270] {
-            let name = format!("{}, {name}, {count} tokens", STORAGES[i % STORAGES.len()].0);
-            cases.push(case(name, fixture.clone(), count, 2048));
-        }
+        let fixture = FixtureSpec { seed: 600 + i as u64, ..storage(i, &feature).of(&feature) };
+        cases.extend([1, 17, 270].map(|count| case(name, &fixture, count, 2048)));
     }
     cases
 }

@@ -2,32 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Case, SHORT, STEPS};
-use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
+use super::matrix::{grid, storage};
+use super::{Case, case};
+use crate::specification::FixtureSpec;
 
 /// Three linear layers and a full one.
 pub fn qwen3_5_fixture() -> FixtureSpec {
     FixtureSpec { layers: 4, ..FixtureSpec::new("qwen3_5").with("vocab_size", json!(320)) }
-}
-
-const AFFINE4: Format = Format::Affine { bits: 4, group: 64 };
-const AFFINE8: Format = Format::Affine { bits: 8, group: 32 };
-
-/// How checkpoints are stored, each at every prompt length.
-fn storages() -> Vec<(&'static str, FixtureSpec)> {
-    let stored = |dtype, format| FixtureSpec { dtype, format, ..qwen3_5_fixture() };
-    let hub = |dtype| FixtureSpec { hub: true, ..stored(dtype, Format::Dense) };
-    vec![
-        ("float32", stored(Float::Float32, Format::Dense)),
-        ("float32 of the hub", hub(Float::Float32)),
-        ("bfloat16 of the hub in shards", FixtureSpec { shards: 3, ..hub(Float::Bfloat16) }),
-        ("bfloat16 4-bit", stored(Float::Bfloat16, AFFINE4)),
-        ("float16 8-bit", stored(Float::Float16, AFFINE8)),
-        ("bfloat16 4-bit and 8-bit", {
-            FixtureSpec { mixed: true, shards: 2, ..stored(Float::Bfloat16, AFFINE4) }
-                .with("full_attention_interval", json!(2))
-        }),
-    ]
 }
 
 /// Fixtures that differ from the plain one in one respect.
@@ -62,45 +43,17 @@ fn features() -> Vec<(&'static str, FixtureSpec)> {
         ("mrope by its name", rope(json!({"type": "mrope", "mrope_section": [3, 3, 2]}))),
         ("rope without a type", rope(json!({}))),
         ("no rope_parameters", qwen3_5_fixture().without("rope_parameters")),
-        ("a flat config", FixtureSpec { arch: "qwen3_5-flat", ..qwen3_5_fixture() }),
-        ("the text model alone", FixtureSpec { arch: "qwen3_5_text", ..qwen3_5_fixture() }),
     ]
 }
 
-/// Greedy decoding with Qwen3.5 checkpoints: every way to store them at every prompt length, every other feature at
-/// some, and prefill in chunks.
+/// Greedy decoding with every spelling of the config, and with each feature.
 pub fn qwen3_5_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut push = |name: String, fixture: &FixtureSpec, count: usize, chunk: usize| {
-        let tokens = Tokens::Random { count, seed: fixture.seed as u32 + count as u32 };
-        let reference = ReferenceSpec { prefill_chunk: chunk as u32, ..ReferenceSpec::new(tokens, STEPS) };
-        cases.push(Case { name, fixture: fixture.clone(), reference });
-    };
-    for (seed, (name, fixture)) in storages().into_iter().enumerate() {
-        let fixture = FixtureSpec { seed: 500 + seed as u64, ..fixture };
-        for count in SHORT {
-            push(format!("{name}, {count} tokens"), &fixture, count, 2048);
-        }
-        for (count, chunk) in [(5, 1), (7, 7), (8, 7), (9, 7), (60, 16)] {
-            push(format!("{name}, {count} tokens in chunks of {chunk}"), &fixture, count, chunk);
-        }
-        // The longest prompt that is one chunk, one token less, and one more.
-        if name == "bfloat16 4-bit" {
-            for count in [2048, 2049, 2050] {
-                push(format!("{name}, {count} tokens"), &fixture, count, 2048);
-            }
-        }
-    }
-    for (seed, (name, fixture)) in features().into_iter().enumerate() {
-        let (dtype, format) = match seed % 3 {
-            0 => (Float::Bfloat16, Format::Dense),
-            1 => (Float::Float16, AFFINE4),
-            _ => (Float::Bfloat16, AFFINE8),
-        };
-        let fixture = FixtureSpec { seed: 600 + seed as u64, dtype, format, ..fixture };
-        for count in [1, 3, 70] {
-            push(format!("{dtype:?} {format:?}, {name}, {count} tokens"), &fixture, count, 2048);
-        }
+    let spelling = |arch| FixtureSpec { arch, ..qwen3_5_fixture() };
+    let spellings = ["qwen3_5", "qwen3_5-flat", "qwen3_5_text"].map(spelling);
+    let mut cases: Vec<Case> = spellings.iter().flat_map(grid).collect();
+    for (i, (name, feature)) in features().into_iter().enumerate() {
+        let fixture = FixtureSpec { seed: 600 + i as u64, ..storage(i, &feature).of(&feature) };
+        cases.extend([1, 3, 70].map(|count| case(name, &fixture, count, 2048)));
     }
     cases
 }

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Case, STEPS};
-use crate::specification::{FixtureSpec, Float, Format, ReferenceSpec, Tokens};
+use super::matrix::{grid, storage};
+use super::{Case, case};
+use crate::specification::{FixtureSpec, Float};
 
 /// A sparse layer, a dense one, and another sparse one.
 pub fn qwen3_moe() -> FixtureSpec {
@@ -11,17 +12,6 @@ pub fn qwen3_moe() -> FixtureSpec {
         .with("vocab_size", json!(320))
         .with("head_dim", json!(32))
 }
-
-/// How weights are stored. MLX's CPU backend has unquantized experts in float32 only.
-const STORAGES: [(&str, Float, Format, bool); 7] = [
-    ("float32", Float::Float32, Format::Dense, false),
-    ("bfloat16 4-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, false),
-    ("bfloat16 8-bit", Float::Bfloat16, Format::Affine { bits: 8, group: 32 }, false),
-    ("bfloat16 4-bit and 8-bit", Float::Bfloat16, Format::Affine { bits: 4, group: 64 }, true),
-    ("float16 3-bit and 8-bit", Float::Float16, Format::Affine { bits: 3, group: 32 }, true),
-    ("bfloat16 mxfp4", Float::Bfloat16, Format::Mxfp4, false),
-    ("float16 nvfp4", Float::Float16, Format::Nvfp4, false),
-];
 
 /// Checkpoints that differ from the plain one in one respect.
 fn features() -> Vec<(&'static str, FixtureSpec)> {
@@ -45,41 +35,14 @@ fn features() -> Vec<(&'static str, FixtureSpec)> {
     ]
 }
 
-fn case(name: String, fixture: FixtureSpec, count: usize, chunk: usize) -> Case {
-    let tokens = Tokens::Random { count, seed: fixture.seed as u32 + count as u32 };
-    let reference = ReferenceSpec { prefill_chunk: chunk as u32, ..ReferenceSpec::new(tokens, STEPS) };
-    Case { name, fixture, reference }
-}
-
-/// Greedy decoding: stored in every way at every prompt length, every feature at some lengths, prefilled in
-/// chunks, from the hub's layout and from shards. From 32 tokens on the two experts of each are sorted.
+/// Greedy decoding with the plain checkpoint, and with each feature.
 pub fn qwen3_moe_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut push = |name: &str, fixture: &FixtureSpec, counts: &[usize], chunk: usize| {
-        for &count in counts {
-            let name = format!("{name}, {count} tokens in chunks of {chunk}");
-            cases.push(case(name, fixture.clone(), count, chunk));
-        }
-    };
-    for (name, dtype, format, mixed) in STORAGES {
-        let fixture = FixtureSpec { seed: 700, dtype, format, mixed, ..qwen3_moe() };
-        push(name, &fixture, &[1, 2, 32, 33, 34, 255, 256, 257], 2048);
-    }
-    let dense = FixtureSpec { seed: 700, dtype: Float::Float32, ..qwen3_moe() };
-    push("float32", &dense, &[2048, 2049, 2050], 2048);
-    let packed = FixtureSpec { seed: 700, format: Format::Affine { bits: 4, group: 64 }, ..qwen3_moe() };
-    push("bfloat16 4-bit", &packed, &[3, 40], 1);
-    push("bfloat16 4-bit", &packed, &[7, 8, 9, 70], 7);
-    push("bfloat16 4-bit", &packed, &[70, 100], 33);
-    push("bfloat16 4-bit in shards", &FixtureSpec { shards: 3, ..packed }, &[40], 7);
-    push("float32 of the hub", &FixtureSpec { hub: true, ..dense.clone() }, &[1, 40], 2048);
-    let tied = FixtureSpec { hub: true, ..dense.clone() }.with("tie_word_embeddings", json!(true));
-    push("float32 of the hub, tied", &tied, &[40], 2048);
-    push("float32 of the hub in shards", &FixtureSpec { hub: true, shards: 4, ..dense }, &[40], 7);
+    let mut cases = grid(&qwen3_moe());
     for (i, (name, feature)) in features().into_iter().enumerate() {
-        let (storage, dtype, format, mixed) = STORAGES[i % STORAGES.len()];
-        let fixture = FixtureSpec { seed: 701 + i as u64, dtype, format, mixed, ..feature };
-        push(&format!("{storage}, {name}"), &fixture, &[1, 50, 270], 2048);
+        let fixture = FixtureSpec { seed: 600 + i as u64, ..storage(i, &feature).of(&feature) };
+        cases.extend([1, 50, 270].map(|count| case(name, &fixture, count, 2048)));
     }
+    let tied = FixtureSpec { hub: true, dtype: Float::Float32, ..qwen3_moe() };
+    cases.push(case("tied", &tied.with("tie_word_embeddings", json!(true)), 40, 2048));
     cases
 }
