@@ -8,7 +8,7 @@ use russet_engine::Sampling;
 use russet_engine::evaluate::{Divergence, Recording};
 use russet_mlx::{Device, Dtype};
 use russet_model::{CpuOptions, Fidelity, KvType, LoadOptions, Model, Precision, Tier};
-use russet_testing::{FixtureSpec, Float, Format, Oracle, gemma4_forms, qwen3_moe};
+use russet_testing::{FixtureSpec, Float, Format, Oracle, gemma4_forms, qwen3_5_moe_fixture, qwen3_moe};
 use serde_json::json;
 
 /// Nothing rounded but f32 arithmetic itself.
@@ -27,10 +27,14 @@ fn forms() -> Vec<(&'static str, FixtureSpec)> {
     let form = |name| forms.iter().find(|(form, _)| *form == name).map(|(_, spec)| spec.clone()).unwrap();
     let wide = form("12b").with("head_dim", json!(256)).with("global_head_dim", json!(512));
     let narrow = qwen3_moe().with("moe_intermediate_size", json!(40));
+    let shared = qwen3_5_moe_fixture();
     forms.extend([("wide heads", wide), ("narrow experts", narrow), ("qwen3_moe", qwen3_moe())]);
+    forms.push(("qwen3_5_moe", shared));
     let chosen = |spec: FixtureSpec| match spec.arch {
         "gemma4-moe" => spec.with("num_experts", json!(32)).with("top_k_experts", json!(8)),
-        "qwen3_moe" => spec.with("num_experts", json!(32)).with("num_experts_per_tok", json!(8)),
+        "qwen3_moe" | "qwen3_5_moe" => {
+            spec.with("num_experts", json!(32)).with("num_experts_per_tok", json!(8))
+        }
         _ => spec,
     };
     forms.into_iter().map(|(name, spec)| (name, chosen(spec))).collect()
@@ -105,7 +109,8 @@ fn every_form_keeps_the_error_budget() {
             println!("{name} {dtype:?} {format:?}: mean KL {mean:.1e}");
             // With experts a rounding error can tip a near-tie between two of them, which random weights make
             // many of; the budget of the default is missed then (docs/fidelity.md).
-            let limit = if ["26b-a4b", "narrow experts", "qwen3_moe"].contains(&name) { 5e-3 } else { 1e-4 };
+            let sparse = ["26b-a4b", "narrow experts", "qwen3_moe", "qwen3_5_moe"].contains(&name);
+            let limit = if sparse { 5e-3 } else { 1e-4 };
             assert!(mean <= limit, "{name} {dtype:?} {format:?}: {mean:e}");
         }
     }

@@ -12,7 +12,7 @@ use russet_mlx::{Array, Dtype};
 use russet_model::{Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{
     Case, Oracle, Reference, ReferenceSpec, dense_cases, gemma4_cases, llama_cases, matrix_table,
-    qwen3_5_cases, qwen3_moe_cases, sampling_cases,
+    qwen3_5_cases, qwen3_5_moe_cases, qwen3_moe_cases, sampling_cases,
 };
 
 fn sampling(spec: &ReferenceSpec) -> Sampling {
@@ -145,6 +145,11 @@ fn other_dense_families_equal_the_reference_bit_for_bit() {
 #[test]
 fn qwen3_5_equals_the_reference_bit_for_bit() {
     assert_parity(qwen3_5_cases());
+}
+
+#[test]
+fn qwen3_5_moe_equals_the_reference_bit_for_bit() {
+    assert_parity(qwen3_5_moe_cases());
 }
 
 #[test]

@@ -518,6 +518,8 @@ mod families {
             (minicpm5(), "minicpm5-dedicated", Tier::L1, "minicpm5 dedicated", "minicpm5-graph"),
             (of("qwen3_5"), "qwen3.5-dedicated", Tier::L1, "qwen3.5 dedicated", "recurrent-state"),
             (of("qwen3_5_text"), "qwen3.5-dedicated", Tier::L1, "qwen3.5 dedicated", "recurrent-state"),
+            (of("qwen3_5_moe"), "qwen3.5-dedicated", Tier::L1, "qwen3.5 dedicated", "recurrent-state"),
+            (of("qwen3_5_moe_text"), "qwen3.5-dedicated", Tier::L1, "qwen3.5 dedicated", "recurrent-state"),
             (of("qwen3_moe"), "qwen3-moe-dedicated", Tier::L1, "qwen3-moe dedicated", "qwen3-moe-graph"),
             (of("qwen3"), "qwen3-dedicated", Tier::L1, "qwen3 dedicated", "qwen3-graph"),
             (of("gemma4"), "gemma4-dedicated", Tier::L1, "gemma4 dedicated", "gemma4-graph"),
@@ -584,7 +586,7 @@ mod families {
             choose("gpt2"),
             &[
                 "config.json: field \"model_type\": 'gpt2' is not supported; dedicated: gemma4*, diffusion_gemma, \
-                 glm_moe_dsa, qwen3_5, qwen3, qwen3_moe, MiniCPM5; generic: ",
+                 glm_moe_dsa, qwen3_5, qwen3_5_moe, qwen3, qwen3_moe, MiniCPM5; generic: ",
                 "llama",
             ],
         );

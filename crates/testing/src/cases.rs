@@ -14,7 +14,7 @@ pub use batch::{BatchCase, batch_cases};
 pub use dense::{dense_cases, dense_fixtures};
 pub use gemma4::{gemma4_cases, gemma4_forms};
 pub use matrix::matrix_table;
-pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture};
+pub use qwen3_5::{qwen3_5_cases, qwen3_5_fixture, qwen3_5_moe_cases, qwen3_5_moe_fixture};
 pub use qwen3_moe::{qwen3_moe, qwen3_moe_cases};
 
 use std::collections::BTreeMap;
@@ -245,7 +245,8 @@ pub fn llama_cases() -> Vec<Case> {
 
 /// Greedy decoding with every model type.
 pub fn greedy_cases() -> Vec<Case> {
-    [llama_cases(), dense_cases(), qwen3_moe_cases(), qwen3_5_cases(), gemma4_cases()].concat()
+    let qwen = [qwen3_moe_cases(), qwen3_5_cases(), qwen3_5_moe_cases()].concat();
+    [llama_cases(), dense_cases(), qwen, gemma4_cases()].concat()
 }
 
 /// Ways to pick a token: samplers and logits processors, alone and together.

@@ -25,8 +25,8 @@ mod worker;
 
 pub use cases::{
     BatchCase, Case, batch_cases, cache_specs, dense_cases, dense_fixtures, gemma4_cases, gemma4_forms,
-    greedy_cases, llama_cases, matrix_table, qwen3_5_cases, qwen3_5_fixture, qwen3_moe, qwen3_moe_cases,
-    rope_specs, sampler_specs, sampling_cases,
+    greedy_cases, llama_cases, matrix_table, qwen3_5_cases, qwen3_5_fixture, qwen3_5_moe_cases,
+    qwen3_5_moe_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
 pub use oracle::Oracle;

@@ -259,20 +259,9 @@ fn sanitize(weights: &mut Weights, nested: bool, own: usize) -> Result<()> {
         if UNUSED.iter().any(|part| name.contains(part)) || is_shared_projection(&name, own) {
             return None;
         }
-        Some(match name.strip_suffix(".experts.down_proj") {
-            Some(layer) => format!("{layer}.experts.switch_glu.down_proj.weight"),
-            None => name,
-        })
+        Some(name)
     })?;
-    let layers: Vec<String> = weights
-        .names()
-        .filter_map(|name| Some(name.strip_suffix(".experts.gate_up_proj")?.to_owned()))
-        .collect();
-    for layer in layers {
-        let [gate, up] = ["gate", "up"].map(|name| format!("{layer}.experts.switch_glu.{name}_proj.weight"));
-        weights.halve(&format!("{layer}.experts.gate_up_proj"), [&gate, &up])?;
-    }
-    Ok(())
+    weights.split_experts("experts.switch_glu")
 }
 
 /// The name of a tensor of the text model; none for the other parts of a larger model.

@@ -58,6 +58,8 @@ const GRAPHS: &[(GraphKind, &str, Build)] = &[
     (GraphKind::Qwen3, "qwen3", |c, l| dense(c, l, families::qwen3)),
     (GraphKind::Qwen3Moe, "qwen3_moe", qwen3_moe::build),
     (GraphKind::Qwen35, "qwen3_5", qwen3_5::qwen3_5),
+    (GraphKind::Qwen35, "qwen3_5_moe", qwen3_5::qwen3_5),
+    (GraphKind::Qwen35, "qwen3_5_moe_text", qwen3_5::qwen3_5_text),
     (GraphKind::Qwen35, "qwen3_5_text", qwen3_5::qwen3_5_text),
     (GraphKind::UniversalDense, "gemma", |c, l| dense(c, l, families::gemma)),
     (GraphKind::UniversalDense, "gemma2", |c, l| dense(c, l, families::gemma2)),

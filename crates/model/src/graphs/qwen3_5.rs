@@ -1,14 +1,16 @@
-//! Qwen3.5: gated delta nets with a full-attention layer every few layers. Reference: `mlx_lm.models.qwen3_5`.
+//! Qwen3.5: gated delta nets with a full-attention layer every few layers, dense or with experts. Reference:
+//! `mlx_lm.models.qwen3_5` and `qwen3_5_moe`.
 
 use std::rc::Rc;
 
 use russet_mlx::Array;
 
-use super::{Graph, Shape};
+use super::{Graph, Shape, checks};
 use crate::cache::{Cache, KernelKvCache, KvCache, LayerCache, RecurrentCache};
 use crate::layers::{
-    Activation, Attention, AttentionArgs, AttentionCall, DeltaFunctions, DeltaSizes, Embedding,
-    GatedDeltaNet, GatedMlp, Linear, Loader, MlpArgs, Norm, NormKind, QkNorm, Residual, Rope, project,
+    Activation, Attention, AttentionArgs, AttentionCall, DeltaFunctions, DeltaSizes, Embedding, ExpertSizes,
+    GatedDeltaNet, GatedMlp, Linear, Loader, MlpArgs, Norm, NormKind, QkNorm, Residual, Rope, SparseArgs,
+    SparseMlp, project,
 };
 use crate::{Checkpoint, Error, Fields, Numerics, Result, Weights};
 
@@ -19,6 +21,8 @@ struct Args {
     /// Every so many layers, the last of them attends in full.
     interval: i32,
     intermediate: i32,
+    /// The experts that all layers have in the place of a dense MLP.
+    experts: Option<SparseArgs>,
     heads: i32,
     kv_heads: i32,
     head_dim: i32,
@@ -34,7 +38,8 @@ struct Args {
 const MAX_STATE: i64 = 1 << 28;
 
 impl Args {
-    fn read(config: &Fields<'_>) -> Result<Self> {
+    /// `sparse` configs must say how many experts there are.
+    fn read(config: &Fields<'_>, sparse: bool) -> Result<Self> {
         let size = |field: &str, default: i32| Ok::<_, Error>(config.size(field)?.unwrap_or(default));
         if let Some(other) = config.text("hidden_act")?.filter(|&name| name != "silu") {
             let message = format!("'{}' is not supported (supported: silu)", other.escape_debug());
@@ -59,6 +64,7 @@ impl Args {
             layers,
             interval: Self::interval(config, layers)?,
             intermediate: size("intermediate_size", 14336)?,
+            experts: Self::experts(config, hidden, sparse)?,
             heads,
             kv_heads,
             head_dim,
@@ -95,6 +101,36 @@ impl Args {
             }
         }
         Ok(interval)
+    }
+
+    fn experts(config: &Fields<'_>, hidden: i32, required: bool) -> Result<Option<SparseArgs>> {
+        let count = match required {
+            true => config.required_count("num_experts")?,
+            false => config.count("num_experts")?.unwrap_or(0),
+        };
+        if count == 0 {
+            return Ok(None);
+        }
+        // Every layer has experts in the reference, whatever these fields say.
+        if let Some(step) = config.size("decoder_sparse_step")?.filter(|&step| step != 1) {
+            let message = format!("{step} is not supported (supported: 1)");
+            return Err(config.error("decoder_sparse_step", message));
+        }
+        if config.numbers("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
+            return Err(config.error("mlp_only_layers", "is not supported: all layers have experts"));
+        }
+        let chosen = config.required_size("num_experts_per_tok")?;
+        checks::chosen_experts(config, "num_experts_per_tok", chosen, count)?;
+        Ok(Some(SparseArgs {
+            experts: ExpertSizes {
+                count,
+                hidden,
+                intermediate: config.required_size("moe_intermediate_size")?,
+            },
+            chosen,
+            normalize: config.flag("norm_topk_prob")?.unwrap_or(true),
+            shared_intermediate: Some(config.required_size("shared_expert_intermediate_size")?),
+        }))
     }
 
     fn delta(config: &Fields<'_>, hidden: i32) -> Result<DeltaSizes> {
@@ -167,7 +203,12 @@ struct Block {
     input_layernorm: Norm,
     mixer: Mixer,
     post_attention_layernorm: Norm,
-    mlp: GatedMlp,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Dense(GatedMlp),
+    Sparse(SparseMlp),
 }
 
 enum Mixer {
@@ -212,11 +253,16 @@ impl Block {
         let norm = |loader: &mut Loader<'_>, name: &str| {
             Norm::load(loader, &format!("{path}.{name}"), NormKind::Rms, args.hidden, args.norm_eps)
         };
-        let mlp = MlpArgs {
+        let dense = MlpArgs {
             hidden: args.hidden,
             intermediate: args.intermediate,
             bias: false,
             activation: Activation::Silu,
+        };
+        let mlp = format!("{path}.mlp");
+        let mlp = match args.experts {
+            None => Mlp::Dense(GatedMlp::load(loader, &mlp, dense)?),
+            Some(experts) => Mlp::Sparse(SparseMlp::load(loader, &mlp, experts)?),
         };
         Ok(Self {
             input_layernorm: norm(loader, "input_layernorm")?,
@@ -231,7 +277,7 @@ impl Block {
                 )?),
             },
             post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
-            mlp: GatedMlp::load(loader, &format!("{path}.mlp"), mlp)?,
+            mlp,
         })
     }
 
@@ -243,7 +289,11 @@ impl Block {
                 attention.forward_add(&qkv, x, &Residual::Plain, call, cache)?
             }
         };
-        self.mlp.forward_add(Some(&self.post_attention_layernorm), &h, &Residual::Plain)
+        let norm = &self.post_attention_layernorm;
+        match &self.mlp {
+            Mlp::Dense(mlp) => mlp.forward_add(Some(norm), &h, &Residual::Plain),
+            Mlp::Sparse(mlp) => mlp.forward_add(norm, &h),
+        }
     }
 }
 
@@ -259,13 +309,13 @@ struct Qwen35 {
     lm_head: Option<Linear>,
 }
 
-/// Builds the graph for `model_type` qwen3_5.
+/// Builds the graph for `model_type` qwen3_5 and qwen3_5_moe.
 pub(crate) fn qwen3_5(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<Box<dyn Graph>> {
     rename(loader.weights)?;
     Ok(Box::new(Qwen35::load(checkpoint, loader, "language_model.")?))
 }
 
-/// Builds the graph for `model_type` qwen3_5_text, whose tensors have no prefix
+/// Builds the graph for `model_type` qwen3_5_text and qwen3_5_moe_text, whose tensors have no prefix
 /// (`optiq.mlx_lm_patches.qwen3_5_text`).
 pub(crate) fn qwen3_5_text(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<Box<dyn Graph>> {
     Ok(Box::new(Qwen35::load(checkpoint, loader, "")?))
@@ -288,7 +338,7 @@ fn rename(weights: &mut Weights) -> Result<()> {
 
 /// Brings the tensors of the hub's checkpoints into the form of converted ones. Their convolutions tell: those
 /// of the hub are `[channels, 1, taps]`, and its norms store one less than the gain.
-fn convert(weights: &mut Weights, tied: bool, prefix: &str) -> Result<()> {
+fn convert(weights: &mut Weights, args: &Args, prefix: &str) -> Result<()> {
     let is_raw_conv = |name: &str, array: &Array| {
         name.contains("conv1d.weight") && array.shape().last().is_some_and(|&last| last != 1)
     };
@@ -300,7 +350,7 @@ fn convert(weights: &mut Weights, tied: bool, prefix: &str) -> Result<()> {
         ".k_norm.weight",
     ];
     let raw = weights.names().any(|name| weights.get(name).is_some_and(|array| is_raw_conv(name, array)));
-    weights.discard(|name| name.contains("mtp.") || (tied && name == format!("{prefix}lm_head.weight")));
+    weights.discard(|name| name.contains("mtp.") || (args.tied && name == format!("{prefix}lm_head.weight")));
     if raw {
         weights.replace(|name, array| {
             if is_raw_conv(name, array) && array.ndim() == 3 {
@@ -312,16 +362,25 @@ fn convert(weights: &mut Weights, tied: bool, prefix: &str) -> Result<()> {
             }
         })?;
     }
+    if let Some(experts) = args.experts {
+        // One by one only where mlx-optiq mends the reference (`optiq.mlx_lm_patches.qwen3_5_moe_unfused`).
+        for layer in 0..args.layers {
+            let mlp = format!("{prefix}model.layers.{layer}.mlp");
+            weights.stack_experts(&mlp, experts.experts.count)?;
+        }
+        weights.split_experts("switch_mlp")?;
+    }
     Ok(())
 }
 
 impl Qwen35 {
     fn load(checkpoint: &Checkpoint, loader: &mut Loader<'_>, prefix: &str) -> Result<Self> {
+        let sparse = checkpoint.model_type()?.starts_with("qwen3_5_moe");
         let config = checkpoint.config();
         let config = config.object("text_config")?.unwrap_or(config);
-        let args = Args::read(&config)?;
+        let args = Args::read(&config, sparse)?;
         let rope = rope(&config, &args)?;
-        convert(loader.weights, args.tied, prefix)?;
+        convert(loader.weights, &args, prefix)?;
 
         let Args { hidden, vocabulary, norm_eps, .. } = args;
         let model = format!("{prefix}model");

@@ -6,7 +6,7 @@ use super::{Graph, Shape, checks};
 use crate::cache::{Cache, KernelKvCache, KvCache, LayerCache};
 use crate::layers::{
     Activation, Attention, AttentionArgs, AttentionCall, Embedding, ExpertSizes, GatedMlp, Linear, Loader,
-    MlpArgs, Norm, NormKind, QkNorm, Residual, Rope, SparseMlp, project,
+    MlpArgs, Norm, NormKind, QkNorm, Residual, Rope, SparseArgs, SparseMlp, project,
 };
 use crate::{Checkpoint, Fields, Numerics, Result, Weights};
 
@@ -21,9 +21,7 @@ struct Args {
     vocabulary: i32,
     max_positions: i32,
     tied: bool,
-    experts: ExpertSizes,
-    chosen_experts: i32,
-    normalize_scores: bool,
+    experts: SparseArgs,
     /// Per layer, whether its MLP is a mixture of experts.
     sparse: Vec<bool>,
 }
@@ -42,10 +40,10 @@ impl Args {
             hidden,
             intermediate: config.required_size("moe_intermediate_size")?,
         };
-        let chosen_experts = config.required_size("num_experts_per_tok")?;
+        let chosen = config.required_size("num_experts_per_tok")?;
         let sparse = sparse_layers(config, experts.count)?;
         if sparse.contains(&true) {
-            checks::chosen_experts(config, "num_experts_per_tok", chosen_experts, experts.count)?;
+            checks::chosen_experts(config, "num_experts_per_tok", chosen, experts.count)?;
         }
         Ok(Self {
             hidden,
@@ -58,9 +56,12 @@ impl Args {
             vocabulary: config.required_size("vocab_size")?,
             max_positions: config.required_size("max_position_embeddings")?,
             tied: config.required_flag("tie_word_embeddings")?,
-            experts,
-            chosen_experts,
-            normalize_scores: config.required_flag("norm_topk_prob")?,
+            experts: SparseArgs {
+                experts,
+                chosen,
+                normalize: config.required_flag("norm_topk_prob")?,
+                shared_intermediate: None,
+            },
             sparse,
         })
     }
@@ -116,13 +117,7 @@ impl Block {
         };
         let mlp = format!("{path}.mlp");
         let mlp = match sparse {
-            true => Mlp::Sparse(SparseMlp::load(
-                loader,
-                &mlp,
-                args.experts,
-                args.chosen_experts,
-                args.normalize_scores,
-            )?),
+            true => Mlp::Sparse(SparseMlp::load(loader, &mlp, args.experts)?),
             false => Mlp::Dense(GatedMlp::load(
                 loader,
                 &mlp,
@@ -151,7 +146,7 @@ impl Block {
         let norm = &self.post_attention_layernorm;
         match &self.mlp {
             Mlp::Dense(mlp) => mlp.forward_add(Some(norm), &h, &Residual::Plain),
-            Mlp::Sparse(mlp) => Ok(h.add(&mlp.forward(&norm.forward(&h)?)?)?),
+            Mlp::Sparse(mlp) => mlp.forward_add(norm, &h),
         }
     }
 }
@@ -193,14 +188,7 @@ pub(crate) fn build(checkpoint: &Checkpoint, loader: &mut Loader<'_>) -> Result<
 fn sanitize(weights: &mut Weights, args: &Args) -> Result<()> {
     weights.discard(|name| args.tied && name == "lm_head.weight");
     for layer in 0..args.sparse.len() {
-        let mlp = format!("model.layers.{layer}.mlp");
-        if weights.get(&format!("{mlp}.experts.0.up_proj.weight")).is_none() {
-            continue;
-        }
-        for name in ["up_proj", "down_proj", "gate_proj"] {
-            let parts = (0..args.experts.count).map(|e| format!("{mlp}.experts.{e}.{name}.weight"));
-            weights.stack(parts, &format!("{mlp}.switch_mlp.{name}.weight"))?;
-        }
+        weights.stack_experts(&format!("model.layers.{layer}.mlp"), args.experts.experts.count)?;
     }
     Ok(())
 }

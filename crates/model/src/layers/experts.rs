@@ -3,7 +3,7 @@ use std::sync::Arc;
 use russet_kernels::ops::{Matrix, Ops};
 use russet_mlx::{Array, Dtype, QuantizationMode, Quantized};
 
-use super::{Activation, GatedActivation, Linear, Loader};
+use super::{Activation, GatedActivation, GatedMlp, Linear, Loader, MlpArgs, Norm, Residual};
 use crate::Result;
 
 /// Sizes of the experts of a layer.
@@ -148,43 +148,88 @@ pub fn top_k(scores: &Array, count: i32) -> Result<(Array, Array)> {
     Ok((indices, values))
 }
 
-/// Experts behind a router that takes the most likely of all (`Qwen3MoeSparseMoeBlock`).
+/// Sizes of a [`SparseMlp`], and what it does.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseArgs {
+    /// Sizes of the experts of which some are chosen.
+    pub experts: ExpertSizes,
+    /// Experts chosen for each token.
+    pub chosen: i32,
+    /// Whether the probabilities of the chosen experts are made to add up to 1.
+    pub normalize: bool,
+    /// Width between the projections of an expert that every token takes, if there is one.
+    pub shared_intermediate: Option<i32>,
+}
+
+/// Experts behind a router that takes the most likely of all (`Qwen3MoeSparseMoeBlock`), and in some models one
+/// for every token besides (`Qwen3NextSparseMoeBlock`).
 pub struct SparseMlp {
     gate: Linear,
     switch_mlp: Experts,
     chosen: i32,
-    /// Whether the probabilities of the chosen experts are made to add up to 1.
     normalize: bool,
+    shared: Option<Box<SharedExpert>>,
+}
+
+/// An expert for every token, weighed by a gate of its own.
+struct SharedExpert {
+    mlp: GatedMlp,
+    gate: Linear,
 }
 
 impl SparseMlp {
-    /// Takes `path.gate` and `path.switch_mlp`.
+    /// Takes `path.gate` and `path.switch_mlp`, and of a shared expert `path.shared_expert` and
+    /// `path.shared_expert_gate`.
     ///
     /// # Errors
     /// When a tensor is missing or does not fit the sizes.
-    pub fn load(
-        loader: &mut Loader<'_>,
-        path: &str,
-        sizes: ExpertSizes,
-        chosen: i32,
-        normalize: bool,
-    ) -> Result<Self> {
+    pub fn load(loader: &mut Loader<'_>, path: &str, args: SparseArgs) -> Result<Self> {
+        let SparseArgs { experts, chosen, normalize, shared_intermediate } = args;
+        let hidden = experts.hidden;
         let activation = GatedActivation::new(Activation::Silu)?;
+        let shared = match shared_intermediate {
+            None => None,
+            Some(intermediate) => {
+                let args = MlpArgs { hidden, intermediate, bias: false, activation: Activation::Silu };
+                Some(Box::new(SharedExpert {
+                    mlp: GatedMlp::load(loader, &format!("{path}.shared_expert"), args)?,
+                    gate: Linear::load(loader, &format!("{path}.shared_expert_gate"), hidden, 1, false)?,
+                }))
+            }
+        };
         Ok(Self {
-            gate: Linear::load(loader, &format!("{path}.gate"), sizes.hidden, sizes.count, false)?,
-            switch_mlp: Experts::load(loader, &format!("{path}.switch_mlp"), sizes, activation)?,
+            gate: Linear::load(loader, &format!("{path}.gate"), hidden, experts.count, false)?,
+            switch_mlp: Experts::load(loader, &format!("{path}.switch_mlp"), experts, activation)?,
             chosen,
             normalize,
+            shared,
         })
     }
 
-    /// `[batch, seq, hidden]` → the same.
-    pub fn forward(&self, x: &Array) -> Result<Array> {
+    /// `x` `[batch, seq, hidden]` with `mlp(norm(x))` added.
+    pub fn forward_add(&self, norm: &Norm, x: &Array) -> Result<Array> {
+        Ok(x.add(&self.forward(&norm.forward(x)?)?)?)
+    }
+
+    fn forward(&self, x: &Array) -> Result<Array> {
         let probabilities = self.gate.forward(x)?.softmax(-1, true)?;
         let (indices, mut scores) = top_k(&probabilities, self.chosen)?;
         if self.normalize {
             scores = scores.divide(&scores.sum([-1], true)?)?;
         }
-        self.switch_mlp.forward_cast(x, &indices, &scores)
+        match &self.shared {
+            None => self.switch_mlp.forward_cast(x, &indices, &scores),
+            Some(shared) => {
+                let chosen = self.switch_mlp.forward(x, &indices, &scores)?;
+                Ok(chosen.add(&shared.forward(x)?)?)
+            }
+        }
+    }
+}
+
+impl SharedExpert {
+    fn forward(&self, x: &Array) -> Result<Array> {
+        let y = self.mlp.forward_add(None, x, &Residual::Replaced)?;
+        Ok(self.gate.forward(x)?.sigmoid()?.multiply(&y)?)
     }
 }

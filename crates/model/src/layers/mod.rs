@@ -16,7 +16,7 @@ mod rope;
 pub use activation::{Activation, GatedActivation, PlainActivation, Softcap};
 pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm, SharedKv};
 pub use embedding::Embedding;
-pub use experts::{ExpertSizes, Experts, SparseMlp, top_k};
+pub use experts::{ExpertSizes, Experts, SparseArgs, SparseMlp, top_k};
 pub use gated_delta::{DeltaFunctions, DeltaSizes, GatedDeltaNet};
 pub use linear::{Linear, Projections, project};
 pub use mlp::{GatedMlp, MlpArgs, PlainMlp};

@@ -100,7 +100,7 @@ ids! {
         Qwen3 = "qwen3",
         /// Qwen 3 with experts.
         Qwen3Moe = "qwen3-moe",
-        /// Qwen 3.5: gated delta layers between attention layers.
+        /// Qwen 3.5: gated delta layers between attention layers, dense or with experts.
         Qwen35 = "qwen3.5",
         /// Dense decoders that one parametrized graph expresses.
         UniversalDense = "universal-dense",

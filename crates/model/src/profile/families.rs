@@ -41,7 +41,9 @@ impl GraphKind {
             Self::MiniCpm5 => is_minicpm5(model_type, &checkpoint.config()),
             Self::Qwen3 => model_type == "qwen3",
             Self::Qwen3Moe => model_type == "qwen3_moe",
-            Self::Qwen35 => matches!(model_type, "qwen3_5" | "qwen3_5_text"),
+            Self::Qwen35 => {
+                matches!(model_type, "qwen3_5" | "qwen3_5_moe" | "qwen3_5_moe_text" | "qwen3_5_text")
+            }
             Self::UniversalDense => graphs::generic_types().any(|known| known == runs_as(model_type)),
         }
     }
@@ -104,7 +106,7 @@ pub(super) fn family_of(checkpoint: &Checkpoint) -> Result<GraphKind> {
         generic.sort_unstable();
         format!(
             "'{shown}' is not supported{alias}; dedicated: gemma4*, diffusion_gemma, glm_moe_dsa, qwen3_5, \
-             qwen3, qwen3_moe, MiniCPM5; generic: {}",
+             qwen3_5_moe, qwen3, qwen3_moe, MiniCPM5; generic: {}",
             generic.join(", ")
         )
     };

@@ -92,6 +92,43 @@ impl Weights {
         Ok(())
     }
 
+    /// Stacks experts that are stored one by one: `path.experts.0.up_proj.weight` and so on become
+    /// `path.switch_mlp.up_proj.weight`. Without such a tensor nothing changes.
+    ///
+    /// # Errors
+    /// When one of the `count` experts is missing or unlike the first, or they are stored as a stack too.
+    pub fn stack_experts(&mut self, path: &str, count: i32) -> Result<()> {
+        if self.get(&format!("{path}.experts.0.up_proj.weight")).is_none() {
+            return Ok(());
+        }
+        for name in ["up_proj", "down_proj", "gate_proj"] {
+            let parts = (0..count).map(|e| format!("{path}.experts.{e}.{name}.weight"));
+            self.stack(parts, &format!("{path}.switch_mlp.{name}.weight"))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts every `PATH.experts.gate_up_proj` into `PATH.module.gate_proj.weight` and
+    /// `PATH.module.up_proj.weight`, and calls `PATH.experts.down_proj` `PATH.module.down_proj.weight`.
+    ///
+    /// # Errors
+    /// When a stack can't be halved, or is stored under both names.
+    pub fn split_experts(&mut self, module: &str) -> Result<()> {
+        self.rename(|name| match name.strip_suffix(".experts.down_proj") {
+            Some(path) => Some(format!("{path}.{module}.down_proj.weight")),
+            None => Some(name.to_owned()),
+        })?;
+        let fused: Vec<String> = self
+            .names()
+            .filter_map(|name| Some(name.strip_suffix(".experts.gate_up_proj")?.to_owned()))
+            .collect();
+        for path in fused {
+            let [gate, up] = ["gate", "up"].map(|name| format!("{path}.{module}.{name}_proj.weight"));
+            self.halve(&format!("{path}.experts.gate_up_proj"), [&gate, &up])?;
+        }
+        Ok(())
+    }
+
     /// Adds a tensor whose bytes are `parts`, one after the other.
     fn insert_parts(&mut self, name: &str, shape: &[i32], dtype: Dtype, parts: &[&[u8]]) -> Result<()> {
         let map = MappedFile::of_parts(parts).map_err(Error::io(&self.dir))?;

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{FLOATS, dense, llama, qwen3_5_fixture};
+use super::{FLOATS, dense, llama, qwen3_5_fixture, qwen3_5_moe_fixture};
 use crate::specification::{BatchRow, BatchSpec, FixtureSpec, Float, Format, Tokens};
 
 /// Generations in one batch on a fixture.
@@ -111,12 +111,13 @@ pub fn batch_cases() -> Vec<BatchCase> {
         let batch = BatchSpec { rows, width: 3, prefill_width: 2, prefill_chunk: 16 };
         push(&format!("{cache}, 3 of 9 rows at once"), &fixture, FLOATS[c % 3], formats[0], batch);
     }
+    let rows = || BatchSpec { rows: coming_and_going(), width: 32, prefill_width: 8, prefill_chunk: 9 };
+    push("qwen3_5_moe", &qwen3_5_moe_fixture(), Float::Bfloat16, formats[1], rows());
     for (i, family) in dense::FAMILIES.map(dense::family).into_iter().enumerate() {
         // The reference can't mask the grouped heads of a batch here.
         let family =
             if family.arch == "gemma2" { family.with("num_key_value_heads", json!(4)) } else { family };
-        let batch = BatchSpec { rows: coming_and_going(), width: 32, prefill_width: 8, prefill_chunk: 9 };
-        push(family.arch, &family, FLOATS[i % 3], formats[i / 3 % 3], batch);
+        push(family.arch, &family, FLOATS[i % 3], formats[i / 3 % 3], rows());
     }
     cases
 }

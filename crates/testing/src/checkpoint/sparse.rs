@@ -43,6 +43,25 @@ impl TinyCheckpoint {
         builder.checkpoint
     }
 
+    /// [`TinyCheckpoint::qwen3_5`] with experts and a shared one in both layers.
+    pub fn qwen3_5_moe(format: Format) -> Self {
+        let mut builder = Builder { checkpoint: Self::qwen3_5(format), format, state: 1 };
+        let checkpoint = &mut builder.checkpoint;
+        checkpoint.tensors.retain(|name, _| !name.contains(".mlp."));
+        checkpoint.config.extend(object(json!({
+            "model_type": "qwen3_5_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2,
+            "moe_intermediate_size": HIDDEN, "shared_expert_intermediate_size": INTERMEDIATE,
+        })));
+        for layer in 0..LAYERS {
+            let mlp = format!("language_model.model.layers.{layer}.mlp");
+            builder.matrix(&format!("{mlp}.gate"), &[EXPERTS, HIDDEN]);
+            builder.mlp(&format!("{mlp}.switch_mlp"), &[EXPERTS], HIDDEN);
+            builder.mlp(&format!("{mlp}.shared_expert"), &[], INTERMEDIATE);
+            builder.matrix(&format!("{mlp}.shared_expert_gate"), &[1, HIDDEN]);
+        }
+        builder.checkpoint
+    }
+
     /// A gemma4 with experts, inputs of layers, and a sliding and a full layer that each give their keys and values
     /// to another. The full ones use keys as values.
     pub fn gemma4(format: Format) -> Self {
