@@ -93,7 +93,7 @@ fn values_are_checked() {
         ("num_key_value_heads", json!(3), "does not divide"),
         ("num_global_key_value_heads", json!(3), "does not divide"),
         ("sliding_window", json!(0), "from 1"),
-        ("sliding_window", json!(-4), "from 1"),
+        ("sliding_window", json!(-4), "expected an integer"),
         ("final_logit_softcapping", json!(0), "greater than 0"),
         ("final_logit_softcapping", json!("30"), "a number"),
         ("rms_norm_eps", json!(-1e-6), "greater than 0"),
