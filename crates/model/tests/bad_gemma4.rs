@@ -95,7 +95,7 @@ fn values_are_checked() {
         ("sliding_window", json!(0), "from 1"),
         ("sliding_window", json!(-4), "expected an integer"),
         ("final_logit_softcapping", json!(0), "greater than 0"),
-        ("final_logit_softcapping", json!("30"), "a number"),
+        ("final_logit_softcapping", json!("30"), "a finite number"),
         ("rms_norm_eps", json!(-1e-6), "greater than 0"),
         ("attention_k_eq_v", json!(1), "true or false"),
         ("use_double_wide_mlp", json!("yes"), "true or false"),
