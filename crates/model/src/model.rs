@@ -207,7 +207,18 @@ impl Model {
 
     /// Token ids `[batch, seq]` → hidden states `[batch, seq, hidden]`; appends to the cache.
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.graph.forward(tokens, cache)
+        self.forward_layers(tokens, cache, &mut |_| {})
+    }
+
+    /// [`Model::forward`] that shows `each_layer` the output `[batch, seq, hidden]` of every layer in order, not
+    /// evaluated yet.
+    pub fn forward_layers(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> Result<Array> {
+        self.graph.forward(tokens, cache, each_layer)
     }
 
     /// The hidden state of the last of `tokens` after the final norm, `[1, 1, hidden]`, computed from all of them
@@ -276,7 +287,7 @@ impl Model {
 /// The state after one token, and its hidden states. Nothing is computed for them.
 fn one_token(graph: &dyn Graph) -> Result<(Cache, Array)> {
     let mut cache = graph.new_cache();
-    let hidden = graph.forward(&Array::zeros([1, 1], Dtype::U32)?, &mut cache)?;
+    let hidden = graph.forward(&Array::zeros([1, 1], Dtype::U32)?, &mut cache, &mut |_| {})?;
     Ok((cache, hidden))
 }
 

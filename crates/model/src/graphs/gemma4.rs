@@ -607,7 +607,12 @@ impl Gemma4 {
 }
 
 impl Graph for Gemma4 {
-    fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    fn forward(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> Result<Array> {
         let length = tokens.dim(1)?;
         let mut h = self.embed_tokens.forward(tokens)?.multiply(f64::from(self.args.hidden).sqrt())?;
         let inputs = match &self.per_layer_inputs {
@@ -627,13 +632,14 @@ impl Graph for Gemma4 {
             if layer.kv == KvSource::Shared {
                 let kv = Kv::Shared(shared.as_ref().ok_or_else(other_cache)?);
                 h = block.forward(&h, call, kv, inputs)?;
-                continue;
+            } else {
+                let cache = cache.layers.get_mut(i).ok_or_else(other_cache)?;
+                h = block.forward(&h, call, Kv::Own(cache), inputs)?;
+                if layer.donor {
+                    *shared = Some(SharedKv::of(cache)?);
+                }
             }
-            let cache = cache.layers.get_mut(i).ok_or_else(other_cache)?;
-            h = block.forward(&h, call, Kv::Own(cache), inputs)?;
-            if layer.donor {
-                *shared = Some(SharedKv::of(cache)?);
-            }
+            each_layer(&h);
         }
         self.norm.forward(&h)
     }

@@ -19,8 +19,9 @@ use crate::{Cache, Checkpoint, Result};
 /// A model's computation. It holds weights and no sequence state.
 pub trait Graph {
     /// Token ids `[batch, seq]` → hidden states `[batch, seq, hidden]` after the final norm. Appends
-    /// the tokens to `cache`.
-    fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array>;
+    /// the tokens to `cache`, and shows `each_layer` the output of every layer in order.
+    fn forward(&self, tokens: &Array, cache: &mut Cache, each_layer: &mut dyn FnMut(&Array))
+    -> Result<Array>;
 
     /// Hidden states `[.., hidden]` → logits `[.., vocabulary]`.
     fn logits(&self, hidden: &Array) -> Result<Array>;

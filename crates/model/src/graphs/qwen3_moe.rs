@@ -194,12 +194,18 @@ fn sanitize(weights: &mut Weights, args: &Args) -> Result<()> {
 }
 
 impl Graph for Qwen3Moe {
-    fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    fn forward(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> Result<Array> {
         let mut h = self.embed_tokens.forward(tokens)?;
         let Some(first) = cache.layers.first() else { return self.norm.forward(&h) };
         let call = AttentionCall::new(&self.rope, first, tokens.dim(1)?, None)?;
         for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
             h = block.forward(&h, &call, cache)?;
+            each_layer(&h);
         }
         self.norm.forward(&h)
     }

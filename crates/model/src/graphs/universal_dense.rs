@@ -272,7 +272,12 @@ impl UniversalDense {
 }
 
 impl Graph for UniversalDense {
-    fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    fn forward(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> Result<Array> {
         let length = tokens.dim(1)?;
         let mut h = self.embed_tokens.forward(tokens)?;
         if let Some(factor) = self.args.embedding_multiplier {
@@ -285,6 +290,7 @@ impl Graph for UniversalDense {
             let call = if layer.window.is_some() { &sliding } else { &full };
             let Some(call) = call else { continue };
             h = block.forward(&h, call, cache)?;
+            each_layer(&h);
         }
         self.norm.forward(&h)
     }
