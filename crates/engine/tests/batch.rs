@@ -9,7 +9,10 @@ use russet_engine::{Batch, BatchOptions, Sampling, SequenceId, StepOptions, Step
 use russet_mlx::{Device, Dtype};
 use russet_model::cache::LayerCache;
 use russet_model::{Cache, Fidelity, LoadOptions, Model, Tier};
-use russet_testing::{BatchCase, BatchRow, BatchSpec, FixtureSpec, Oracle, Reference, Tokens, batch_cases};
+use russet_testing::{
+    BatchCase, BatchRow, BatchSpec, FixtureSpec, Format, Oracle, Reference, Tokens, batch_cases,
+    qwen3_5_moe_fixture,
+};
 
 fn load(oracle: &Oracle, fixture: &FixtureSpec, tier: Tier) -> Model {
     Model::load(&oracle.fixture(fixture), &LoadOptions::new(Fidelity::Tier(tier))).unwrap()
@@ -177,7 +180,9 @@ fn a_single_sequence_has_the_bits_of_plain_generation() {
         if tier == Tier::L3 && Device::default_device() == Device::Gpu {
             continue;
         }
-        for fixture in [llama("llama"), llama("llama-sliding")] {
+        // MLX's CPU backend has unquantized experts in float32 only.
+        let sparse = FixtureSpec { format: Format::Affine { bits: 4, group: 64 }, ..qwen3_5_moe_fixture() };
+        for fixture in [llama("llama"), llama("llama-sliding"), sparse] {
             let model = load(oracle, &fixture, tier);
             for (i, sampling) in samplings().into_iter().enumerate() {
                 for (count, chunk) in [(1, 2048), (2, 2048), (40, 2048), (40, 7)] {
