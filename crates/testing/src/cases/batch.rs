@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{FLOATS, dense, llama, qwen3_5_fixture, qwen3_5_moe_fixture};
+use super::{FLOATS, dense, gemma4_forms, llama, qwen3_5_fixture, qwen3_5_moe_fixture, qwen3_moe};
 use crate::specification::{BatchRow, BatchSpec, FixtureSpec, Float, Format, Tokens};
 
 /// Generations in one batch on a fixture.
@@ -75,6 +75,18 @@ fn shapes() -> Vec<(&'static str, u32, u32, Vec<BatchRow>)> {
     ]
 }
 
+/// Layers of different kinds: keys as values, keys and values of other layers, experts.
+fn mixed_forms() -> Vec<(String, FixtureSpec)> {
+    let forms = gemma4_forms().into_iter().filter(|(name, _)| ["12b", "e4b", "26b-a4b"].contains(name));
+    let forms = forms.map(|(name, fixture)| (format!("gemma4 {name}"), fixture));
+    let sparse = [("qwen3_moe", qwen3_moe()), ("qwen3_5_moe", qwen3_5_moe_fixture())];
+    forms.chain(sparse.map(|(name, fixture)| (name.to_owned(), fixture))).collect()
+}
+
+/// How mixed forms are stored. MLX's CPU backend has unquantized experts in float32 only.
+const MIXED_STORAGES: [(Float, Format); 2] =
+    [(Float::Float32, Format::Dense), (Float::Bfloat16, Format::Affine { bits: 4, group: 64 })];
+
 /// Every cache kind in every shape, and other families in one that has all.
 pub fn batch_cases() -> Vec<BatchCase> {
     let full_first = json!(["full_attention", "sliding_attention", "sliding_attention"]);
@@ -111,13 +123,24 @@ pub fn batch_cases() -> Vec<BatchCase> {
         let batch = BatchSpec { rows, width: 3, prefill_width: 2, prefill_chunk: 16 };
         push(&format!("{cache}, 3 of 9 rows at once"), &fixture, FLOATS[c % 3], formats[0], batch);
     }
-    let rows = || BatchSpec { rows: coming_and_going(), width: 32, prefill_width: 8, prefill_chunk: 9 };
-    push("qwen3_5_moe", &qwen3_5_moe_fixture(), Float::Bfloat16, formats[1], rows());
+    for (f, (form, fixture)) in mixed_forms().into_iter().enumerate() {
+        let fixture = FixtureSpec { seed: 710 + f as u64, ..fixture };
+        for (i, (name, prefill_width, prefill_chunk, rows)) in shapes().into_iter().enumerate() {
+            let batch = BatchSpec { rows, width: 32, prefill_width, prefill_chunk };
+            // The shapes that have all in both.
+            for (dtype, format) in
+                if i < 3 { MIXED_STORAGES.to_vec() } else { vec![MIXED_STORAGES[(f + i) % 2]] }
+            {
+                push(&format!("{form}, {name}"), &fixture, dtype, format, batch.clone());
+            }
+        }
+    }
     for (i, family) in dense::FAMILIES.map(dense::family).into_iter().enumerate() {
         // The reference can't mask the grouped heads of a batch here.
         let family =
             if family.arch == "gemma2" { family.with("num_key_value_heads", json!(4)) } else { family };
-        push(family.arch, &family, FLOATS[i % 3], formats[i / 3 % 3], rows());
+        let batch = BatchSpec { rows: coming_and_going(), width: 32, prefill_width: 8, prefill_chunk: 9 };
+        push(family.arch, &family, FLOATS[i % 3], formats[i / 3 % 3], batch);
     }
     cases
 }
