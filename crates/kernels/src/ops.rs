@@ -305,18 +305,24 @@ pub struct AttentionCall {
     pub output_gate: bool,
     /// A query sees this many keys; all up to its own where absent.
     pub window: Option<usize>,
-    /// Rotations of the new positions, if any.
-    pub rotations: Option<Arc<Rotations>>,
     /// Whether rotated pairs are neighbours.
     pub traditional: bool,
+    /// The sequences of the batch, each with as many new rows as the others.
+    pub sequences: Vec<KvSequence>,
+    /// How the output joins the hidden states.
+    pub residual: Residual,
+}
+
+/// Where the keys and values of a sequence of an [`AttentionCall`] are.
+pub struct KvSequence {
     /// Keys and values, to be appended to.
     pub cache: KvBuffer,
     /// Where the rows before the new ones are, if not in `cache` yet.
     pub copy_from: Option<KvBuffer>,
     /// Rows before the new ones.
     pub offset: usize,
-    /// How the output joins the hidden states.
-    pub residual: Residual,
+    /// Rotations of the new positions, if any.
+    pub rotations: Option<Arc<Rotations>>,
 }
 
 /// The type that keys and values are kept in.
@@ -398,9 +404,9 @@ fn zeroed<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
 
 /// What [`Ops::attention`] returns.
 pub struct AttentionOutput {
-    /// The hidden states with the projected attention added, `[1, seq, hidden]`.
+    /// The hidden states with the projected attention added, `[batch, seq, hidden]`.
     pub hidden: Array,
-    /// Available once the cache has the new rows. The next call on the cache takes it, so that graphs run in
+    /// Available once the caches have the new rows. The next call on one of them takes it, so that graphs run in
     /// order.
     pub appended: Array,
 }
@@ -537,14 +543,14 @@ impl Ops {
     /// Normalizes and rotates queries and keys, appends keys and values to the cache, attends, projects, and adds
     /// to `hidden`.
     ///
-    /// `queries`, `keys`, `values` are `[1, seq, heads * head_dim]`, queries twice as wide with gates; `after` is what the previous call on the
-    /// cache returned as `appended`.
+    /// `queries`, `keys`, `values` are `[batch, seq, heads * head_dim]`, queries twice as wide with gates; `after`
+    /// is what the previous calls on the caches returned as `appended`.
     pub fn attention(
         self: &Arc<Self>,
         call: AttentionCall,
         [queries, keys, values]: [&Array; 3],
         hidden: &Array,
-        after: Option<Array>,
+        after: Vec<Array>,
     ) -> Result<AttentionOutput> {
         let mut inputs = vec![queries.clone(), keys.clone(), values.clone(), hidden.clone()];
         inputs.extend(after);
@@ -556,12 +562,12 @@ impl Ops {
         Ok(AttentionOutput { hidden, appended })
     }
 
-    /// The convolution and the delta rule of a gated delta net over the tokens of one sequence.
+    /// The convolution and the delta rule of a gated delta net over the tokens of each sequence of a batch.
     ///
-    /// `qkv` is `[1, seq, channels]`, `a` and `b` are `[1, seq, value_heads]`. `state` is what the call before
-    /// returned behind the outputs, `None` at the start. Returns the outputs `[1, seq, values]`, the convolution's
-    /// tail `[1, taps - 1, channels]` and the memory `[1, value_heads, value_dim, key_dim]`; state that nothing else
-    /// holds is updated in place.
+    /// `qkv` is `[batch, seq, channels]`, `a` and `b` are `[batch, seq, value_heads]`. `state` is what the call
+    /// before returned behind the outputs, `None` at the start. Returns the outputs `[batch, seq, values]`, the
+    /// convolution's tail `[batch, taps - 1, channels]` and the memory
+    /// `[batch, value_heads, value_dim, key_dim]`; state that nothing else holds is updated in place.
     pub fn gated_delta(
         self: &Arc<Self>,
         rule: &Arc<DeltaRule>,
@@ -570,8 +576,9 @@ impl Ops {
     ) -> Result<[Array; 3]> {
         let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let taps = rule.conv.len() / rule.channels().max(1);
-        let tail = vec![1, size(taps) - 1, size(rule.channels())];
-        let memory = vec![1, size(rule.value_heads), size(rule.value_dim), size(rule.key_dim)];
+        let batch = qkv.dim(0)?;
+        let tail = vec![batch, size(taps) - 1, size(rule.channels())];
+        let memory = vec![batch, size(rule.value_heads), size(rule.value_dim), size(rule.key_dim)];
         let [old_tail, old_memory] = match state {
             Some(state) => state.map(Array::clone),
             None => [Array::zeros(&tail, Dtype::F32)?, Array::zeros(&memory, Dtype::F32)?],
@@ -608,7 +615,7 @@ impl Ops {
         call: AttentionCall,
         queries: &Array,
         hidden: &Array,
-        after: Option<Array>,
+        after: Vec<Array>,
     ) -> Result<Array> {
         let mut inputs = vec![queries.clone(), hidden.clone()];
         inputs.extend(after);
@@ -814,29 +821,76 @@ struct Attend {
 
 impl CpuOp for Attend {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
-        let (cache, source) = (&self.call.cache, self.call.copy_from.as_ref());
-        match &mut *cache.lock()? {
-            Rows::F16 { keys, values } => {
-                if let Some(source) = source {
-                    let Rows::F16 { keys: old_keys, values: old_values } = &*source.lock()? else {
-                        return Err(wrong_type());
-                    };
-                    self.copy_rows(old_keys, keys, source.capacity)?;
-                    self.copy_rows(old_values, values, source.capacity)?;
-                }
-                self.attend(keys, values, inputs, outputs)
-            }
-            Rows::F32 { keys, values } => {
-                if let Some(source) = source {
-                    let Rows::F32 { keys: old_keys, values: old_values } = &*source.lock()? else {
-                        return Err(wrong_type());
-                    };
-                    self.copy_rows(old_keys, keys, source.capacity)?;
-                    self.copy_rows(old_values, values, source.capacity)?;
-                }
-                self.attend(keys, values, inputs, outputs)
-            }
+        let call = &self.call;
+        let [q_norm, k_norm, v_norm] = &call.norms;
+        let ([q, rest @ ..], [hidden, appended @ ..]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let queries = q.as_slice::<f32>()?;
+        let (q_width, kv_width) = (call.heads * call.head_dim, call.kv_heads * call.head_dim);
+        let rows = rows_of(queries, if call.output_gate { 2 * q_width } else { q_width })?;
+        // Of each sequence.
+        let new = rows / call.sequences.len().max(1);
+        if new == 0 || rows != new * call.sequences.len() {
+            return Err(Error::new(format!(
+                "{rows} queries are not those of {} caches",
+                call.sequences.len()
+            )));
         }
+
+        SCRATCH.with_borrow_mut(|scratch| {
+            let gated = if call.output_gate { queries.len() } else { 0 };
+            let (own, gates) = take(&mut scratch.normalized, gated).split_at_mut(gated / 2);
+            let queries = match call.output_gate {
+                false => queries,
+                true => {
+                    for (i, both) in queries.chunks_exact(2 * call.head_dim).enumerate() {
+                        let head = i * call.head_dim..(i + 1) * call.head_dim;
+                        own[head.clone()].copy_from_slice(&both[..call.head_dim]);
+                        gates[head].copy_from_slice(&both[call.head_dim..]);
+                    }
+                    &*own
+                }
+            };
+            let rotated_queries = take(&mut scratch.first, queries.len());
+            self.normalize_and_rotate(q_norm.as_deref(), queries, call.heads, rotated_queries)?;
+            if self.appends {
+                let ([k, v, ..], [appended]) = (rest, appended) else { return Err(wrong_count()) };
+                let (keys, values) = (k.as_slice::<f32>()?, v.as_slice::<f32>()?);
+                if keys.len() != rows * kv_width || values.len() != keys.len() {
+                    return Err(Error::new("keys and values do not have the rows of the queries"));
+                }
+                let rotated_keys = take(&mut scratch.second, keys.len());
+                self.normalize_and_rotate(k_norm.as_deref(), keys, call.kv_heads, rotated_keys)?;
+                let values = normalized(&self.ops, v_norm.as_deref(), values, &mut scratch.third)?;
+                let parts =
+                    rotated_keys.chunks_exact(new * kv_width).zip(values.chunks_exact(new * kv_width));
+                for (sequence, (keys, values)) in call.sequences.iter().zip(parts) {
+                    sequence.append(keys, values, call)?;
+                }
+                appended.as_mut_slice::<u32>()?.fill(0);
+            }
+
+            let attended = take(&mut scratch.third, queries.len());
+            let parts =
+                rotated_queries.chunks_exact(new * q_width).zip(attended.chunks_exact_mut(new * q_width));
+            for (sequence, (queries, out)) in call.sequences.iter().zip(parts) {
+                match &*sequence.cache.lock()? {
+                    Rows::F16 { keys, values } => self.attend(sequence, queries, [keys, values], out)?,
+                    Rows::F32 { keys, values } => self.attend(sequence, queries, [keys, values], out)?,
+                }
+            }
+            let attended = match call.output_gate {
+                false => attended,
+                true => {
+                    let out = take(&mut scratch.first, attended.len());
+                    cpu::gated(&self.ops.cpu, Activation::Sigmoid, gates, attended, q_width, q_width, out)
+                        .map_err(error)?;
+                    out
+                }
+            };
+            let buffers = [&mut scratch.normalized, &mut scratch.second];
+            let output = (&*call.output, &call.residual);
+            add_product(&self.ops, output, attended, &mut scratch.prepared, buffers, hidden)
+        })
     }
 }
 
@@ -872,98 +926,7 @@ impl KvElement for f32 {
 }
 
 impl Attend {
-    fn attend<T: KvElement>(
-        &self,
-        cached_keys: &mut [T],
-        cached_values: &mut [T],
-        inputs: &[Input<'_>],
-        outputs: &mut [Output<'_>],
-    ) -> Result<()> {
-        let call = &self.call;
-        let [q_norm, k_norm, v_norm] = &call.norms;
-        let ([q, rest @ ..], [hidden, appended @ ..]) = (inputs, outputs) else { return Err(wrong_count()) };
-        let queries = q.as_slice::<f32>()?;
-        let (q_width, kv_width) = (call.heads * call.head_dim, call.kv_heads * call.head_dim);
-        let rows = rows_of(queries, if call.output_gate { 2 * q_width } else { q_width })?;
-        let (length, capacity) = (call.offset + rows, call.cache.capacity);
-        if length > capacity || cached_keys.len() != capacity * kv_width {
-            return Err(Error::new(format!("{length} rows do not fit a cache of {capacity}")));
-        }
-
-        SCRATCH.with_borrow_mut(|scratch| {
-            let gated = if call.output_gate { queries.len() } else { 0 };
-            let (own, gates) = take(&mut scratch.normalized, gated).split_at_mut(gated / 2);
-            let queries = match call.output_gate {
-                false => queries,
-                true => {
-                    for (i, both) in queries.chunks_exact(2 * call.head_dim).enumerate() {
-                        let head = i * call.head_dim..(i + 1) * call.head_dim;
-                        own[head.clone()].copy_from_slice(&both[..call.head_dim]);
-                        gates[head].copy_from_slice(&both[call.head_dim..]);
-                    }
-                    &*own
-                }
-            };
-            let rotated_queries = take(&mut scratch.first, queries.len());
-            self.normalize_and_rotate(q_norm.as_deref(), queries, call.heads, rotated_queries)?;
-            if self.appends {
-                let ([k, v, ..], [appended]) = (rest, appended) else { return Err(wrong_count()) };
-                let (keys, values) = (k.as_slice::<f32>()?, v.as_slice::<f32>()?);
-                if keys.len() != rows * kv_width || values.len() != keys.len() {
-                    return Err(Error::new("keys and values do not have the rows of the queries"));
-                }
-                let rotated_keys = take(&mut scratch.second, keys.len());
-                self.normalize_and_rotate(k_norm.as_deref(), keys, call.kv_heads, rotated_keys)?;
-                append_rows(rotated_keys, cached_keys, call);
-                append_rows(
-                    normalized(&self.ops, v_norm.as_deref(), values, &mut scratch.third)?,
-                    cached_values,
-                    call,
-                );
-                appended.as_mut_slice::<u32>()?.fill(0);
-            }
-
-            let attended = take(&mut scratch.third, queries.len());
-            let cached = |rows| KeyValues::Dense {
-                float: T::FLOAT,
-                data: bytemuck::cast_slice(rows),
-                head_stride: capacity * call.head_dim,
-                key_stride: call.head_dim,
-            };
-            let args = Attention {
-                queries: rotated_queries,
-                query_strides: (call.head_dim, q_width),
-                keys: cached(cached_keys),
-                values: cached(cached_values),
-                query_heads: call.heads,
-                key_heads: call.kv_heads,
-                query_len: rows,
-                key_len: length,
-                head_dim: call.head_dim,
-                value_dim: call.head_dim,
-                scale: call.scale,
-                softcap: call.softcap,
-                mask: call.window.map_or(Mask::Causal, Mask::Window),
-            };
-            cpu::attention(&self.ops.cpu, &args, attended, (call.head_dim, q_width)).map_err(error)?;
-            let attended = match call.output_gate {
-                false => attended,
-                true => {
-                    let out = take(&mut scratch.first, attended.len());
-                    cpu::gated(&self.ops.cpu, Activation::Sigmoid, gates, attended, q_width, q_width, out)
-                        .map_err(error)?;
-                    out
-                }
-            };
-            let buffers = [&mut scratch.normalized, &mut scratch.second];
-            let output = (&*call.output, &call.residual);
-            add_product(&self.ops, output, attended, &mut scratch.prepared, buffers, hidden)
-        })
-    }
-}
-
-impl Attend {
-    /// Queries or keys as they are compared.
+    /// Queries or keys of all sequences as they are compared.
     fn normalize_and_rotate(
         &self,
         norm: Option<&Norm>,
@@ -975,17 +938,106 @@ impl Attend {
             Some(norm) => norm.run(&self.ops.cpu, x, out)?,
             None => out.copy_from_slice(x),
         }
-        let AttentionCall { rotations, head_dim, traditional, .. } = &self.call;
-        let Some(rotations) = rotations else { return Ok(()) };
+        let AttentionCall { sequences, head_dim, traditional, .. } = &self.call;
         let strides = (*head_dim, heads * head_dim);
-        cpu::rope(&self.ops.cpu, out, heads, *head_dim, strides, rotations, *traditional).map_err(error)
+        for (sequence, out) in sequences.iter().zip(out.chunks_exact_mut(x.len() / sequences.len())) {
+            let Some(rotations) = &sequence.rotations else { continue };
+            cpu::rope(&self.ops.cpu, out, heads, *head_dim, strides, rotations, *traditional)
+                .map_err(error)?;
+        }
+        Ok(())
+    }
+
+    /// The attention of the new rows of one sequence.
+    fn attend<T: KvElement>(
+        &self,
+        sequence: &KvSequence,
+        queries: &[f32],
+        [keys, values]: [&[T]; 2],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let call = &self.call;
+        let capacity = sequence.cache.capacity;
+        let width = call.heads * call.head_dim;
+        let rows = rows_of(queries, width)?;
+        let length = sequence.offset + rows;
+        check_capacity(keys, length, capacity, call)?;
+        let cached = |rows| KeyValues::Dense {
+            float: T::FLOAT,
+            data: bytemuck::cast_slice(rows),
+            head_stride: capacity * call.head_dim,
+            key_stride: call.head_dim,
+        };
+        let args = Attention {
+            queries,
+            query_strides: (call.head_dim, width),
+            keys: cached(keys),
+            values: cached(values),
+            query_heads: call.heads,
+            key_heads: call.kv_heads,
+            query_len: rows,
+            key_len: length,
+            head_dim: call.head_dim,
+            value_dim: call.head_dim,
+            scale: call.scale,
+            softcap: call.softcap,
+            mask: call.window.map_or(Mask::Causal, Mask::Window),
+        };
+        cpu::attention(&self.ops.cpu, &args, out, (call.head_dim, width)).map_err(error)
+    }
+}
+
+/// Checks that the first `length` rows lie in keys (or values) of `capacity` rows.
+fn check_capacity<T>(keys: &[T], length: usize, capacity: usize, call: &AttentionCall) -> Result<()> {
+    if length > capacity || keys.len() != capacity * call.kv_heads * call.head_dim {
+        return Err(Error::new(format!("{length} rows do not fit a cache of {capacity}")));
+    }
+    Ok(())
+}
+
+impl KvSequence {
+    /// Writes new rows `[seq, kv_heads, head_dim]` behind the others.
+    fn append(&self, new_keys: &[f32], new_values: &[f32], call: &AttentionCall) -> Result<()> {
+        let source = match &self.copy_from {
+            Some(source) => Some((source.lock()?, source.capacity)),
+            None => None,
+        };
+        match &mut *self.cache.lock()? {
+            Rows::F16 { keys, values } => {
+                if let Some((source, capacity)) = &source {
+                    let Rows::F16 { keys: old_keys, values: old_values } = &**source else {
+                        return Err(wrong_type());
+                    };
+                    self.copy_rows(old_keys, keys, *capacity, call)?;
+                    self.copy_rows(old_values, values, *capacity, call)?;
+                }
+                self.append_rows(new_keys, keys, call)?;
+                self.append_rows(new_values, values, call)
+            }
+            Rows::F32 { keys, values } => {
+                if let Some((source, capacity)) = &source {
+                    let Rows::F32 { keys: old_keys, values: old_values } = &**source else {
+                        return Err(wrong_type());
+                    };
+                    self.copy_rows(old_keys, keys, *capacity, call)?;
+                    self.copy_rows(old_values, values, *capacity, call)?;
+                }
+                self.append_rows(new_keys, keys, call)?;
+                self.append_rows(new_values, values, call)
+            }
+        }
     }
 
     /// Copies the rows before the new ones from a cache of another capacity.
-    fn copy_rows<T: KvElement>(&self, old: &[T], new: &mut [T], old_capacity: usize) -> Result<()> {
-        let call = &self.call;
-        let (old_head, new_head) = (old_capacity * call.head_dim, call.cache.capacity * call.head_dim);
-        let used = call.offset * call.head_dim;
+    fn copy_rows<T: KvElement>(
+        &self,
+        old: &[T],
+        new: &mut [T],
+        old_capacity: usize,
+        call: &AttentionCall,
+    ) -> Result<()> {
+        let (old_head, new_head) = (old_capacity * call.head_dim, self.cache.capacity * call.head_dim);
+        let used = self.offset * call.head_dim;
         if used > old_head.min(new_head) || old_head == 0 {
             return Err(Error::new("the cache has fewer rows than the sequence"));
         }
@@ -994,16 +1046,18 @@ impl Attend {
         }
         Ok(())
     }
-}
 
-/// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`.
-fn append_rows<T: KvElement>(rows: &[f32], cache: &mut [T], call: &AttentionCall) {
-    let (dim, heads) = (call.head_dim, call.kv_heads);
-    for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
-        for (head, values) in row.chunks_exact(dim).enumerate() {
-            let at = (head * call.cache.capacity + call.offset + i) * dim;
-            T::round(values, &mut cache[at..at + dim]);
+    /// Writes `[seq, kv_heads, head_dim]` behind the used rows of `[kv_heads, capacity, head_dim]`.
+    fn append_rows<T: KvElement>(&self, rows: &[f32], cache: &mut [T], call: &AttentionCall) -> Result<()> {
+        let (dim, heads, capacity) = (call.head_dim, call.kv_heads, self.cache.capacity);
+        check_capacity(cache, self.offset + rows.len() / (heads * dim), capacity, call)?;
+        for (i, row) in rows.chunks_exact(heads * dim).enumerate() {
+            for (head, values) in row.chunks_exact(dim).enumerate() {
+                let at = (head * capacity + self.offset + i) * dim;
+                T::round(values, &mut cache[at..at + dim]);
+            }
         }
+        Ok(())
     }
 }
 
@@ -1022,39 +1076,49 @@ impl CpuOp for GatedDelta {
         let DeltaRule { key_heads, value_heads, key_dim, value_dim, conv, a_log, dt_bias } = &*self.rule;
         let (keys, values, channels) = (self.rule.keys(), self.rule.values(), self.rule.channels());
         let cpu = &self.ops.cpu;
-        let len = rows_of(qkv, channels)?;
+        let (tail, memory) = (tail.as_mut_slice::<f32>()?, memory.as_mut_slice::<f32>()?);
+        let out = out.as_mut_slice::<f32>()?;
+        let sequences = rows_of(memory, value_heads * value_dim * key_dim)?;
+        let len = rows_of(qkv, channels)? / sequences.max(1);
+        let shape = DeltaShape {
+            len,
+            key_heads: *key_heads,
+            value_heads: *value_heads,
+            key_dim: *key_dim,
+            value_dim: *value_dim,
+        };
         SCRATCH.with_borrow_mut(|scratch| {
-            let convolved = take(&mut scratch.first, qkv.len());
-            cpu::causal_conv_silu(cpu, qkv, channels, conv, tail.as_mut_slice()?, convolved)
-                .map_err(error)?;
+            for i in 0..sequences {
+                let part = |of: usize| i * (of / sequences)..(i + 1) * (of / sequences);
+                let (qkv, a, b) = (&qkv[part(qkv.len())], &a[part(a.len())], &b[part(b.len())]);
+                let (tail_part, memory_part, out_part) =
+                    (part(tail.len()), part(memory.len()), part(out.len()));
+                let convolved = take(&mut scratch.first, qkv.len());
+                cpu::causal_conv_silu(cpu, qkv, channels, conv, &mut tail[tail_part], convolved)
+                    .map_err(error)?;
 
-            // Queries, keys and values apart, and the first two with a length of 1 each.
-            let (apart, v) = take(&mut scratch.second, qkv.len()).split_at_mut(2 * len * keys);
-            let (q, k) = apart.split_at_mut(len * keys);
-            for (i, row) in convolved.chunks_exact(channels).enumerate() {
-                q[i * keys..(i + 1) * keys].copy_from_slice(&row[..keys]);
-                k[i * keys..(i + 1) * keys].copy_from_slice(&row[keys..2 * keys]);
-                v[i * values..(i + 1) * values].copy_from_slice(&row[2 * keys..]);
+                // Queries, keys and values apart, and the first two with a length of 1 each.
+                let (apart, v) = take(&mut scratch.second, qkv.len()).split_at_mut(2 * len * keys);
+                let (q, k) = apart.split_at_mut(len * keys);
+                for (i, row) in convolved.chunks_exact(channels).enumerate() {
+                    q[i * keys..(i + 1) * keys].copy_from_slice(&row[..keys]);
+                    k[i * keys..(i + 1) * keys].copy_from_slice(&row[keys..2 * keys]);
+                    v[i * values..(i + 1) * values].copy_from_slice(&row[2 * keys..]);
+                }
+                let normalized = take(&mut scratch.third, 2 * len * keys);
+                let scale = (*key_dim as f32).sqrt().recip();
+                let eps = DELTA_EPS * scale * scale;
+                cpu::rms_norm(cpu, apart, *key_dim, None, eps, normalized).map_err(error)?;
+                let (q, k) = normalized.split_at_mut(len * keys);
+                q.iter_mut().for_each(|x| *x *= scale * scale);
+                k.iter_mut().for_each(|x| *x *= scale);
+
+                let (decay, beta) = take(&mut scratch.normalized, 2 * a.len()).split_at_mut(a.len());
+                cpu::delta_gates(a, b, a_log, dt_bias, decay, beta).map_err(error)?;
+                let (memory, out) = (&mut memory[memory_part], &mut out[out_part]);
+                cpu::gated_delta(cpu, shape, q, k, v, decay, beta, memory, out).map_err(error)?;
             }
-            let normalized = take(&mut scratch.third, 2 * len * keys);
-            let scale = (*key_dim as f32).sqrt().recip();
-            let eps = DELTA_EPS * scale * scale;
-            cpu::rms_norm(cpu, apart, *key_dim, None, eps, normalized).map_err(error)?;
-            let (q, k) = normalized.split_at_mut(len * keys);
-            q.iter_mut().for_each(|x| *x *= scale * scale);
-            k.iter_mut().for_each(|x| *x *= scale);
-
-            let (decay, beta) = take(&mut scratch.normalized, 2 * a.len()).split_at_mut(a.len());
-            cpu::delta_gates(a, b, a_log, dt_bias, decay, beta).map_err(error)?;
-            let shape = DeltaShape {
-                len,
-                key_heads: *key_heads,
-                value_heads: *value_heads,
-                key_dim: *key_dim,
-                value_dim: *value_dim,
-            };
-            let (memory, out) = (memory.as_mut_slice()?, out.as_mut_slice()?);
-            cpu::gated_delta(cpu, shape, q, k, v, decay, beta, memory, out).map_err(error)
+            Ok(())
         })
     }
 }

@@ -321,6 +321,38 @@ mod tests {
         }
     }
 
+    /// Rows of a batch: where none is prepared otherwise for the others' sake, each has the bits it has alone.
+    #[test]
+    fn a_row_of_integer_products_does_not_depend_on_others() {
+        let mut rng = Rng::new(7);
+        for format in formats().into_iter().filter(|format| format.has_integer_codes()) {
+            let (outputs, cols) = (35, 3 * format.group());
+            let matrix = RandomMatrix::new(format, outputs, cols, &mut rng);
+            let x: Vec<f32> = (0..12 * cols).map(|_| rng.normal()).collect();
+            for cpu in cpus() {
+                let interleaved = Interleaved::pack(&cpu, &[&[matrix.view()]]).unwrap().remove(0);
+                let layout = |rows: usize| {
+                    let mut input = PreparedInput::default();
+                    let x = &x[..rows * cols];
+                    input.prepare(&cpu, x, rows, Precision::default(), Weights::from(&interleaved)).unwrap();
+                    input.layout
+                };
+                for rows in [1, 2, 3, 5, 8, 12] {
+                    if layout(rows) != layout(1) {
+                        assert!(rows > 2, "{format:?}, {rows} rows");
+                        continue;
+                    }
+                    let product =
+                        |x: &[f32], rows| multiply(&cpu, &interleaved, x, rows, Precision::default());
+                    let all = product(&x[..rows * cols], rows);
+                    for (x, y) in x.chunks(cols).zip(all.chunks(outputs)) {
+                        assert_eq!(product(x, 1), y, "{format:?}, {rows} rows");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn quantized_products_match_f64_within_the_precision_s_error() {
         let mut rng = Rng::new(1);

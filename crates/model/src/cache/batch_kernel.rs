@@ -23,6 +23,10 @@ impl BatchKernelKvCache {
         &self.rows
     }
 
+    pub(super) fn rows_mut(&mut self) -> &mut [KernelKvCache] {
+        &mut self.rows
+    }
+
     /// What is available once all columns are written.
     pub fn arrays(&self) -> Vec<Array> {
         self.rows.iter().flat_map(KernelKvCache::arrays).collect()

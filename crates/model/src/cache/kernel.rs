@@ -80,7 +80,7 @@ impl KernelKvCache {
     ///
     /// # Errors
     /// When there are none.
-    pub(crate) fn rows(&self) -> Result<(KvBuffer, Option<Array>)> {
+    pub(crate) fn appended_rows(&self) -> Result<(KvBuffer, Option<Array>)> {
         let buffer = self.buffer.clone().ok_or_else(empty)?;
         Ok((buffer, self.appended.clone()))
     }

@@ -286,6 +286,24 @@ impl LayerCache {
         }
     }
 
+    /// The cache of each row, where the CPU kernels compute.
+    pub(crate) fn kernel_rows(&self) -> Option<&[KernelKvCache]> {
+        match self {
+            Self::Kernel(cache) => Some(std::slice::from_ref(cache)),
+            Self::BatchKernel(cache) => Some(cache.rows()),
+            _ => None,
+        }
+    }
+
+    /// The same, to be appended to.
+    pub(crate) fn kernel_rows_mut(&mut self) -> Option<&mut [KernelKvCache]> {
+        match self {
+            Self::Kernel(cache) => Some(std::slice::from_mut(cache)),
+            Self::BatchKernel(cache) => Some(cache.rows_mut()),
+            _ => None,
+        }
+    }
+
     /// See [`Cache::compacted`].
     fn compacted(&self) -> Result<Self> {
         Ok(match self {

@@ -6,7 +6,7 @@ use russet_mlx::fast::{Mask, scaled_dot_product_attention};
 use russet_mlx::{Array, select};
 
 use super::{Linear, Loader, Norm, NormKind, Positions, Residual, Rope};
-use crate::cache::{LayerCache, causal_mask};
+use crate::cache::{KernelKvCache, LayerCache, causal_mask};
 use crate::{Error, Result};
 
 /// Head counts and widths of an attention layer, and what it is made of.
@@ -68,12 +68,12 @@ pub struct Attention {
 }
 
 /// The keys and values that a layer attended to in a call, for layers that have none of their own.
-pub struct SharedKv(Rows);
+pub struct SharedKv(KeysValues);
 
-enum Rows {
+enum KeysValues {
     Arrays(Array, Array),
-    /// For the CPU kernels, with what must have run before.
-    Kernel(KvBuffer, Option<Array>),
+    /// Those of each row for the CPU kernels, with what must have run before.
+    Kernel(Vec<(KvBuffer, Option<Array>)>),
 }
 
 impl SharedKv {
@@ -82,14 +82,13 @@ impl SharedKv {
     /// # Errors
     /// When the layer has not run.
     pub fn of(cache: &LayerCache) -> Result<Self> {
-        Ok(Self(match cache {
-            LayerCache::Kernel(cache) => {
-                let (buffer, appended) = cache.rows()?;
-                Rows::Kernel(buffer, appended)
+        Ok(Self(match cache.kernel_rows() {
+            Some(rows) => {
+                KeysValues::Kernel(rows.iter().map(KernelKvCache::appended_rows).collect::<Result<_>>()?)
             }
-            cache => {
+            None => {
                 let (keys, values) = cache.keys_values()?;
-                Rows::Arrays(keys, values)
+                KeysValues::Arrays(keys, values)
             }
         }))
     }
@@ -101,8 +100,8 @@ pub struct AttentionCall<'a> {
     mask: Mask,
     window: Option<i32>,
     positions: Positions,
-    /// For the CPU kernels, which need no mask.
-    rotations: Option<Arc<Rotations>>,
+    /// Those of each row for the CPU kernels, which need no mask.
+    rotations: Vec<Arc<Rotations>>,
 }
 
 impl<'a> AttentionCall<'a> {
@@ -113,10 +112,8 @@ impl<'a> AttentionCall<'a> {
     /// When MLX fails.
     pub fn new(rope: &'a Rope, cache: &LayerCache, length: i32, window: Option<i32>) -> Result<Self> {
         let (mask, positions) = (cache.mask(length, window)?, Positions::after(cache)?);
-        let rotations = match cache {
-            LayerCache::Kernel(cache) => Some(Arc::new(rope.rotations(cache.offset(), length))),
-            _ => None,
-        };
+        let rows = cache.kernel_rows().unwrap_or_default();
+        let rotations = rows.iter().map(|row| Arc::new(rope.rotations(row.offset(), length))).collect();
         Ok(Self { rope, mask, window, positions, rotations })
     }
 }
@@ -158,25 +155,30 @@ impl Attention {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        match (self.o_proj.kernel(), cache) {
-            (Some((ops, output)), LayerCache::Kernel(cache)) => {
-                let [queries, keys, values] = qkv;
-                let length = queries.dim(1)?;
-                let (kv_heads, head_dim) = (self.args.kv_heads as usize, self.args.head_dim as usize);
-                let append = cache.begin_append(length, kv_heads, head_dim)?;
-                let kernel_call = ops::AttentionCall {
-                    copy_from: append.copy_from,
-                    ..self.kernel_call(output, residual, call, append.buffer)
-                };
-                let out = ops.attention(kernel_call, [queries, keys, values], x, append.after)?;
-                cache.end_append(out.appended, length);
-                Ok(out.hidden)
-            }
-            (Some(_), _) | (None, LayerCache::Kernel(_) | LayerCache::BatchKernel(_)) => {
-                Err(other_numerics())
-            }
-            (None, cache) => residual.add(x, &self.forward(qkv, call, cache)?),
+        let (ops, output) = match (self.o_proj.kernel(), cache.kernel_rows().is_some()) {
+            (Some(kernel), true) => kernel,
+            (None, false) => return residual.add(x, &self.forward(qkv, call, cache)?),
+            _ => return Err(other_numerics()),
+        };
+        let caches = cache.kernel_rows_mut().unwrap_or_default();
+        let [queries, keys, values] = qkv;
+        let length = queries.dim(1)?;
+        check_rows(queries, caches.len())?;
+        let (mut appends, mut after) = (Vec::new(), Vec::new());
+        for cache in &mut *caches {
+            let append =
+                cache.begin_append(length, self.args.kv_heads as usize, self.args.head_dim as usize)?;
+            after.extend(append.after);
+            appends.push((append.buffer, append.copy_from));
         }
+        let out = ops.attention(
+            self.kernel_call(output, residual, call, appends),
+            [queries, keys, values],
+            x,
+            after,
+        )?;
+        caches.iter_mut().for_each(|cache| cache.end_append(out.appended.clone(), length));
+        Ok(out.hidden)
     }
 
     /// [`Attention::forward_add`] with the keys and values of another layer.
@@ -192,11 +194,14 @@ impl Attention {
         kv: &SharedKv,
     ) -> Result<Array> {
         match (self.o_proj.kernel(), &kv.0) {
-            (Some((ops, output)), Rows::Kernel(buffer, appended)) => {
-                let kernel_call = self.kernel_call(output, residual, call, buffer.clone());
-                Ok(ops.attention_shared(kernel_call, queries, x, appended.clone())?)
+            (Some((ops, output)), KeysValues::Kernel(rows)) => {
+                check_rows(queries, rows.len())?;
+                let buffers = rows.iter().map(|(buffer, _)| (buffer.clone(), None)).collect();
+                let after = rows.iter().filter_map(|(_, appended)| appended.clone()).collect();
+                let kernel_call = self.kernel_call(output, residual, call, buffers);
+                Ok(ops.attention_shared(kernel_call, queries, x, after)?)
             }
-            (None, Rows::Arrays(keys, values)) => {
+            (None, KeysValues::Arrays(keys, values)) => {
                 let mut queries = self.split_heads(queries, self.args.heads, self.q_norm.as_ref())?;
                 if self.args.rotary {
                     queries = call.rope.forward(&queries, &call.positions)?;
@@ -208,15 +213,22 @@ impl Attention {
         }
     }
 
+    /// `buffers` are those of the rows, each with where its former rows are if not in it.
     fn kernel_call(
         &self,
         output: &Arc<Matrix>,
         residual: &Residual,
         call: &AttentionCall<'_>,
-        cache: KvBuffer,
+        buffers: Vec<(KvBuffer, Option<KvBuffer>)>,
     ) -> ops::AttentionCall {
         let AttentionArgs { heads, kv_heads, head_dim, scale, rotary, softcap, .. } = self.args;
         let norms = [&self.q_norm, &self.k_norm, &self.v_norm];
+        let sequence = |(row, (cache, copy_from))| ops::KvSequence {
+            cache,
+            copy_from,
+            offset: call.positions.row(row) as usize,
+            rotations: call.rotations.get(row).filter(|_| rotary).cloned(),
+        };
         ops::AttentionCall {
             norms: norms.map(|norm| norm.as_ref().map(|norm| norm.kernel().clone())),
             output: output.clone(),
@@ -227,11 +239,8 @@ impl Attention {
             softcap: softcap.map(|cap| cap as f32),
             output_gate: self.args.output_gate,
             window: call.window.map(|w| w as usize),
-            rotations: call.rotations.clone().filter(|_| rotary),
             traditional: call.rope.is_traditional(),
-            cache,
-            copy_from: None,
-            offset: call.positions.first() as usize,
+            sequences: buffers.into_iter().enumerate().map(sequence).collect(),
             residual: residual.kernel(),
         }
     }
@@ -295,6 +304,13 @@ impl Attention {
             (None, _) => split(x)?,
         };
         Ok(x.transpose([0, 2, 1, 3])?)
+    }
+}
+
+fn check_rows(queries: &Array, caches: usize) -> Result<()> {
+    match queries.dim(0)? {
+        rows if rows as usize == caches => Ok(()),
+        rows => Err(Error::Input(format!("tokens of {rows} sequences for a cache of {caches}"))),
     }
 }
 

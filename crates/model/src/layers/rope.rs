@@ -32,11 +32,11 @@ impl Positions {
         })
     }
 
-    /// The position in a sequence; of a batch, that in its first row.
-    pub fn first(&self) -> i32 {
+    /// The position in a row.
+    pub(crate) fn row(&self, row: usize) -> i32 {
         match self {
             Self::Single(offset) => *offset,
-            Self::Rows(offsets, _) => offsets.first().copied().unwrap_or(0),
+            Self::Rows(offsets, _) => offsets.get(row).copied().unwrap_or(0),
         }
     }
 
