@@ -391,6 +391,11 @@ impl KvBuffer {
         self.bytes
     }
 
+    /// Whether there are other handles of the memory, such as those of operations that have not run.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.rows) > 1
+    }
+
     fn lock(&self) -> Result<MutexGuard<'_, Rows>> {
         self.rows.lock().map_err(|_| Error::new("an operation on this cache failed half-way"))
     }

@@ -1,9 +1,13 @@
 //! Copies of caches hold their own memory and no more. In a test binary of its own, because MLX's counters are
 //! the process's.
 
+use std::rc::Rc;
+
 use russet_mlx::{Array, Dtype, eval, memory};
-use russet_model::Cache;
-use russet_model::cache::{KvCache, LayerCache, RotatingKvCache};
+use russet_model::cache::{
+    KvCache, LayerCache, Recurrence, RecurrentCache, RecurrentInputs, RecurrentState, RotatingKvCache,
+};
+use russet_model::{Cache, Result};
 
 /// What small buffers may add up to.
 const SLACK: usize = 64 << 10;
@@ -21,8 +25,84 @@ fn active() -> usize {
     memory::active()
 }
 
+/// One test, because they would count each other's memory.
 #[test]
 fn copies_keep_nothing_else_alive() {
+    copies_of_keys_and_values();
+    copies_of_rings_that_keep_their_first_tokens();
+    copies_of_recurrent_states();
+}
+
+fn copies_of_rings_that_keep_their_first_tokens() {
+    let before = active();
+    let mut cache = Cache::new(vec![LayerCache::Rotating(RotatingKvCache::new(256, 4))]);
+    append(&mut cache, [1, 4, 2000, 64]);
+    let with_cache = active() - before;
+    let copy = cache.compacted().unwrap();
+    drop(cache);
+    let size = 256 * 4 * 64 * 4 * 2;
+    assert_eq!(copy.nbytes(), size);
+    assert!(active() - before <= size + SLACK && with_cache > 7 * size, "{with_cache}");
+}
+
+/// A rule whose state only has a size.
+struct Counting;
+
+impl Recurrence for Counting {
+    fn advance(
+        &self,
+        inputs: &RecurrentInputs,
+        state: Option<&RecurrentState>,
+    ) -> Result<(Array, RecurrentState)> {
+        let rows = inputs.qkv.dim(0)?;
+        let state = match state {
+            Some(RecurrentState { tail, memory }) => {
+                RecurrentState { tail: tail.add(1.0)?, memory: memory.add(1.0)? }
+            }
+            None => RecurrentState {
+                tail: Array::full([rows, 3, 4096], 1.0, Dtype::F32)?,
+                memory: Array::full([rows, 8, 64, 64], 1.0, Dtype::F32)?,
+            },
+        };
+        Ok((inputs.qkv.clone(), state))
+    }
+}
+
+fn copies_of_recurrent_states() {
+    let rule: Rc<dyn Recurrence> = Rc::new(Counting);
+    let advance = |cache: &mut Cache| {
+        let input = Array::zeros([cache.rows() as i32, 1, 1], Dtype::F32).unwrap();
+        let LayerCache::Recurrent(layer) = &mut cache.layers[0] else { unreachable!() };
+        let inputs = RecurrentInputs { qkv: input.clone(), a: input.clone(), b: input };
+        layer.advance(&rule, inputs).unwrap();
+        eval(&cache.arrays()).unwrap();
+    };
+    let row = (3 * 4096 + 8 * 64 * 64) * 4;
+    let before = active();
+    let alone = || {
+        let mut cache = Cache::new(vec![LayerCache::Recurrent(RecurrentCache::new())]);
+        advance(&mut cache);
+        cache
+    };
+    let mut batch = Cache::merge((0..6).map(|_| alone()).collect()).unwrap();
+    advance(&mut batch);
+    let with_batch = active() - before;
+    assert!(with_batch >= 6 * row, "{with_batch}");
+    let rows = [1, 4].map(|row| batch.extract(row).unwrap());
+    // A filtered batch holds its own rows only as well.
+    batch.filter(&[0, 5]).unwrap();
+    advance(&mut batch);
+    let with_rows = active() - before;
+    assert!(with_rows <= 4 * row + SLACK, "{with_rows} bytes for 4 rows of {row}");
+    let copy = rows[0].compacted().unwrap();
+    drop((rows, batch));
+    assert_eq!(copy.nbytes(), row);
+    assert!(active() - before <= row + SLACK);
+    drop(copy);
+    assert!(active() <= before + SLACK);
+}
+
+fn copies_of_keys_and_values() {
     // With one head and no padding a row is a piece of the batch's buffer, which a mere contiguous copy would
     // share.
     for heads in [1, 4] {

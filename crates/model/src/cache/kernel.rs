@@ -19,6 +19,8 @@ pub struct KernelKvCache {
     /// Available once the last rows are written.
     appended: Option<Array>,
     offset: i32,
+    /// Rows of `buffer` that were written: those behind `offset` belong to tokens that were trimmed.
+    written: i32,
     reserved: i32,
 }
 
@@ -34,7 +36,7 @@ pub(crate) struct Append {
 impl KernelKvCache {
     /// An empty cache.
     pub fn new(kv: KvType) -> Self {
-        Self { kv, buffer: None, sharers: Arc::new(()), appended: None, offset: 0, reserved: 0 }
+        Self { kv, buffer: None, sharers: Arc::new(()), appended: None, offset: 0, written: 0, reserved: 0 }
     }
 
     /// Tokens consumed.
@@ -54,9 +56,12 @@ impl KernelKvCache {
     pub(crate) fn begin_append(&mut self, length: i32, kv_heads: usize, head_dim: usize) -> Result<Append> {
         let needed = self.offset.saturating_add(length);
         let after = self.appended.take();
+        // An operation that has not run yet may read the rows of trimmed tokens.
+        let overwrites = self.offset < self.written;
         if let Some(buffer) = &self.buffer
             && Arc::strong_count(&self.sharers) == 1
             && needed as usize <= buffer.capacity()
+            && !(overwrites && buffer.is_shared())
         {
             return Ok(Append { buffer: buffer.clone(), copy_from: None, after });
         }
@@ -74,6 +79,7 @@ impl KernelKvCache {
     pub(crate) fn end_append(&mut self, appended: Array, length: i32) {
         self.appended = Some(appended);
         self.offset += length;
+        self.written = self.offset;
     }
 
     /// The memory with all rows, and what must have run before they are read.
@@ -111,7 +117,7 @@ impl KernelKvCache {
             }
             None => None,
         };
-        Ok(Self { buffer, offset: self.offset, ..Self::new(self.kv) })
+        Ok(Self { buffer, offset: self.offset, written: self.offset, ..Self::new(self.kv) })
     }
 
     /// Keys and values of all tokens.
@@ -134,10 +140,11 @@ impl KernelKvCache {
     pub(super) fn of_arrays(keys: &Array, values: &Array) -> Result<Self> {
         let kv = if keys.dtype() == Dtype::F16 { KvType::F16 } else { KvType::F32 };
         let buffer = Some(KvBuffer::from_arrays(keys, values)?);
-        Ok(Self { buffer, offset: keys.dim(2)?, ..Self::new(kv) })
+        let tokens = keys.dim(2)?;
+        Ok(Self { buffer, offset: tokens, written: tokens, ..Self::new(kv) })
     }
 
-    fn filled(&self) -> Result<&KvBuffer> {
+    pub(super) fn filled(&self) -> Result<&KvBuffer> {
         self.buffer.as_ref().ok_or_else(|| Error::Input("the cache has no keys and values".into()))
     }
 }

@@ -15,6 +15,8 @@ mod mask;
 mod recurrent;
 mod rotating;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 pub use batch_full::BatchKvCache;
 pub use batch_kernel::BatchKernelKvCache;

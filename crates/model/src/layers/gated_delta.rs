@@ -383,7 +383,7 @@ fn precise_swiglu(inputs: &[Array]) -> russet_mlx::Result<Vec<Array>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use russet_kernels::cpu::Precision;
     use russet_mlx::eval;
@@ -400,7 +400,7 @@ mod tests {
     }
 
     /// With MLX in two types, and with the CPU kernels.
-    fn recurrences() -> Vec<(Rc<dyn Recurrence>, Dtype)> {
+    pub(crate) fn recurrences() -> Vec<(Rc<dyn Recurrence>, Dtype)> {
         let mut keys = KeySequence::new(1).unwrap();
         let functions = Rc::new(DeltaFunctions::new().unwrap());
         let mut mlx = |dtype| {
@@ -428,6 +428,11 @@ mod tests {
         let ops = Ops::new(Some(2), Precision::default());
         all.push((Rc::new(KernelDeltaRule { ops, rule: Arc::new(rule) }), Dtype::F32));
         all
+    }
+
+    /// Channels before the convolution, and heads of values.
+    pub(crate) fn widths() -> [i32; 2] {
+        [SIZES.channels(), SIZES.value_heads]
     }
 
     fn inputs(batch: i32, rows: i32, dtype: Dtype) -> RecurrentInputs {

@@ -17,6 +17,8 @@ pub use activation::{Activation, GatedActivation, PlainActivation, Softcap};
 pub use attention::{Attention, AttentionArgs, AttentionCall, QkNorm, SharedKv};
 pub use embedding::Embedding;
 pub use experts::{ExpertSizes, Experts, SparseArgs, SparseMlp, top_k};
+#[cfg(test)]
+pub(crate) use gated_delta::tests as delta_rules;
 pub use gated_delta::{DeltaFunctions, DeltaSizes, GatedDeltaNet};
 pub use linear::{Linear, Projections, project};
 pub use mlp::{GatedMlp, MlpArgs, PlainMlp};
