@@ -113,11 +113,23 @@ fn difference(rows: &[Row], expected: &Reference) -> Option<String> {
             for (part, array) in layer.arrays().iter().enumerate() {
                 let view = expected.array(&format!("cache.{i:02}.{l:03}.{part}"));
                 let shape: Vec<usize> = array.shape().iter().map(|&n| n as usize).collect();
-                if shape != view.shape() {
+                let mut expected = view.shape().to_vec();
+                // The reference's rings also hold tokens that nothing sees any more, which are the first.
+                let unseen = match layer {
+                    LayerCache::Rotating(_) if (shape[2] as i32) < offset[0] => {
+                        expected[2].saturating_sub(shape[2])
+                    }
+                    _ => 0,
+                };
+                expected[2] -= unseen;
+                if shape != expected {
                     return Some(format!("row {i}, layer {l}: {shape:?} instead of {:?}", view.shape()));
                 }
                 // A sequence that was never in a batch keeps the order of its ring.
-                if columns(&array.to_bytes().unwrap(), &shape) != columns(view.data(), &shape) {
+                let rows = view.data().chunks(view.data().len() / shape[1].max(1));
+                let width = view.data().len() / (shape[1] * view.shape()[2]).max(1);
+                let seen: Vec<u8> = rows.flat_map(|head| &head[unseen * width..]).copied().collect();
+                if columns(&array.to_bytes().unwrap(), &shape) != columns(&seen, &shape) {
                     return Some(format!("row {i}, layer {l}: keys or values differ"));
                 }
             }

@@ -157,18 +157,19 @@ impl BatchRotatingKvCache {
         Ok(Self { columns, rows: self.rows.filtered(rows) })
     }
 
-    /// One row alone, in memory of its own.
+    /// One row alone, in memory of its own, without columns that no token will see.
     pub(super) fn extract(&self, row: usize) -> Result<RotatingKvCache> {
         let (left, offset) = (self.rows.left(row), self.rows.tokens().get(row).copied().unwrap_or(0));
         let buffer = self.columns.buffer.as_ref().map(|buffer| buffer.slice_row(row)).transpose()?;
         let mut columns = RotatingKvCache { buffer, ..self.columns };
         columns.turn_back()?;
         let held = columns.index;
+        let first = left.max(held - self.columns.max_size);
         let buffer = match columns.buffer {
-            Some(buffer) if left < held => buffer.slice(left, held)?.copied()?,
+            Some(buffer) if first < held => buffer.slice(first, held)?.copied()?,
             _ => return Ok(RotatingKvCache::new(self.columns.max_size, 0)),
         };
-        Ok(RotatingKvCache { buffer: Some(buffer), offset, index: held - left, ..self.columns })
+        Ok(RotatingKvCache { buffer: Some(buffer), offset, index: held - first, ..self.columns })
     }
 
     pub(super) fn begin_padded(&mut self, padding: &[i32]) {
