@@ -87,9 +87,10 @@ fn answer(
     messages: &[Value],
     args: &ChatArgs,
 ) -> Result<(String, Statistics)> {
+    let LanguageModel { model, tokenizer, eos } = language_model;
     let request = Request {
-        prompt: chat_tokens(language_model, messages, &args.prompting)?,
-        sampling: text_sampling(&args.sampling, language_model)?,
+        prompt: chat_tokens(tokenizer, messages, &args.prompting)?,
+        sampling: text_sampling(&args.sampling, model, tokenizer.encode("\n", true)?, eos),
         seed: seed(&args.sampling),
         max_tokens: args.prompting.max_tokens,
         stop: args.prompting.stop.clone(),

@@ -24,9 +24,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use russet_engine::{LanguageModel, Sampling, Statistics};
+use russet_engine::{LanguageModel, Sampling, Statistics, TextModel};
 use russet_hub::{InstallOptions, Phase, STARTER_NAME, Store, install_starter};
 use russet_model::Model;
+use russet_text::EosTokenIds;
 use serde_json::{Value, json};
 
 use crate::cli::{ModelArgs, SamplingArgs, StoreArgs};
@@ -72,6 +73,15 @@ impl Located {
             .with_context(|| format!("cannot load {}", self.name))
     }
 
+    fn open(&self, args: &ModelArgs) -> Result<TextModel> {
+        TextModel::open(&self.dir, &args.load_options()?)
+            .with_context(|| format!("cannot load {}", self.name))
+    }
+
+    fn load_weights(&self, text_model: TextModel, args: &ModelArgs) -> Result<Model> {
+        text_model.load(&args.load_options()?).with_context(|| format!("cannot load {}", self.name))
+    }
+
     fn load_model(&self, args: &ModelArgs) -> Result<Model> {
         Model::load(&self.dir, &args.load_options()?).with_context(|| format!("cannot load {}", self.name))
     }
@@ -109,11 +119,9 @@ fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
 
 /// [`sampling`] for text: line breaks and end-of-sequence tokens are never excluded by XTC, as in
 /// mlx-lm's command line.
-fn text_sampling(args: &SamplingArgs, language_model: &LanguageModel) -> Result<Sampling> {
-    let mut sampling = sampling(args, &language_model.model);
-    sampling.xtc_special_tokens = language_model.tokenizer.encode("\n", true)?;
-    sampling.xtc_special_tokens.extend(language_model.eos.all.iter().copied());
-    Ok(sampling)
+fn text_sampling(args: &SamplingArgs, model: &Model, line_break: Vec<u32>, eos: &EosTokenIds) -> Sampling {
+    let xtc_special_tokens = line_break.into_iter().chain(eos.all.iter().copied()).collect();
+    Sampling { xtc_special_tokens, ..sampling(args, model) }
 }
 
 /// The seed the user gave, or a random one.

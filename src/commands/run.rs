@@ -3,7 +3,8 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use russet_engine::{Event, FinishReason, LanguageModel, Request, generate};
+use russet_engine::{Event, FinishReason, Request, generate_with};
+use russet_text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{
@@ -30,10 +31,16 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         Some(located) => located,
         None => Located::find(None, &args.loading.store)?,
     };
-    let language_model = located.load(&args.loading)?;
+    let text_model = located.open(&args.loading)?;
+    let (tokenizer, eos) = (&text_model.tokenizer, text_model.eos.clone());
+    let prompt = prompt_tokens(tokenizer, &prompt, &args)?;
+    let line_break = tokenizer.encode("\n", true)?;
+    // The answer needs no more of the tokenizer, which is large.
+    let detokenizer = tokenizer.detokenizer();
+    let model = located.load_weights(text_model, &args.loading)?;
     let request = Request {
-        prompt: prompt_tokens(&language_model, &prompt, &args)?,
-        sampling: text_sampling(&args.sampling, &language_model)?,
+        prompt,
+        sampling: text_sampling(&args.sampling, &model, line_break, &eos),
         seed: seed(&args.sampling),
         max_tokens: args.prompting.max_tokens,
         stop: args.prompting.stop.clone(),
@@ -43,7 +50,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
 
     let mut out = std::io::stdout().lock();
     let mut write_error = None;
-    let generation = generate(&language_model, &request, &mut |event| {
+    let generation = generate_with(&model, detokenizer, &eos, &request, &mut |event| {
         if let (Event::Text(text), false) = (event, args.json)
             && let Err(e) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
         {
@@ -60,7 +67,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
     if args.json {
         print_json(&json!({
             "model": located.name,
-            "fidelity": language_model.model.tier().to_string(),
+            "fidelity": model.tier().to_string(),
             "text": generation.text,
             "tokens": generation.tokens,
             "finish_reason": generation.finish_reason.name(),
@@ -72,7 +79,7 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         if is_interactive() {
             note("");
         }
-        print_statistics(&generation.statistics, &language_model.model);
+        print_statistics(&generation.statistics, &model);
     }
     Ok(match generation.finish_reason {
         FinishReason::Cancelled => ExitCode::from(interrupt::EXIT_CODE),
@@ -113,26 +120,21 @@ fn read_prompt(asked_for: bool) -> Result<String> {
     Ok(prompt)
 }
 
-fn prompt_tokens(language_model: &LanguageModel, prompt: &str, args: &RunArgs) -> Result<Vec<u32>> {
-    let tokenizer = &language_model.tokenizer;
+fn prompt_tokens(tokenizer: &Tokenizer, prompt: &str, args: &RunArgs) -> Result<Vec<u32>> {
     if !args.raw && !tokenizer.has_chat_template() && args.prompting.system.is_some() {
         bail!("--system: the model has no chat template that could pass it on");
     }
     if args.raw || !tokenizer.has_chat_template() {
         return Ok(tokenizer.encode_prompt(prompt)?);
     }
-    chat_tokens(language_model, &[json!({"role": "user", "content": prompt})], &args.prompting)
+    chat_tokens(tokenizer, &[json!({"role": "user", "content": prompt})], &args.prompting)
 }
 
 /// The tokens of a conversation, ready for an answer.
-pub(super) fn chat_tokens(
-    language_model: &LanguageModel,
-    messages: &[Value],
-    args: &PromptArgs,
-) -> Result<Vec<u32>> {
+pub(super) fn chat_tokens(tokenizer: &Tokenizer, messages: &[Value], args: &PromptArgs) -> Result<Vec<u32>> {
     let system = args.system.iter().map(|text| json!({"role": "system", "content": text}));
     let messages: Vec<Value> = system.chain(messages.iter().cloned()).collect();
     let variables = args.chat_template_config.clone().unwrap_or_default();
-    let text = language_model.tokenizer.apply_chat_template(&messages, None, true, &variables)?;
-    Ok(language_model.tokenizer.encode(&text, false)?)
+    let text = tokenizer.apply_chat_template(&messages, None, true, &variables)?;
+    Ok(tokenizer.encode(&text, false)?)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use russet_mlx::memory;
 use russet_model::profile::Resolution;
 use russet_model::{Checkpoint, LoadOptions, Model, Tier};
-use russet_text::{EosTokenIds, StopMatcher, Tokenizer};
+use russet_text::{EosTokenIds, StopMatcher, StreamingDetokenizer, Tokenizer};
 
 use crate::{Error, Result, Sampling, StepOptions, Steps};
 
@@ -23,31 +23,63 @@ impl LanguageModel {
     /// Loads the checkpoint in `dir`.
     ///
     /// # Errors
-    /// As [`Model::load`] and [`Tokenizer::from_dir`], and when the tokenizer has ids that the embedding
-    /// lacks.
+    /// As [`TextModel::open`] and [`TextModel::load`].
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
+        let text_model = TextModel::open(dir, options)?;
+        let (tokenizer, eos) = (text_model.tokenizer.clone(), text_model.eos.clone());
+        Ok(Self { model: text_model.load(options)?, tokenizer, eos })
+    }
+}
+
+/// A checkpoint that is read but for its weights.
+pub struct TextModel {
+    /// Config and generation config.
+    pub checkpoint: Checkpoint,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end an answer.
+    pub eos: EosTokenIds,
+    resolution: Resolution,
+}
+
+impl TextModel {
+    /// Reads the checkpoint in `dir`. Of `options` only the profile's matter here.
+    ///
+    /// # Errors
+    /// As [`Resolution::resolve`] and [`Tokenizer::from_dir`].
+    pub fn open(dir: &Path, options: &LoadOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
         let resolution = Resolution::resolve(&checkpoint, &options.profile)?;
-        // Parsing the tokenizer takes more memory than it keeps: better before the weights than on top of them.
         let tokenizer = Tokenizer::from_dir(dir)?;
+        let eos = EosTokenIds::new(
+            checkpoint.config().get("eos_token_id"),
+            checkpoint.generation_config().get("eos_token_id"),
+            &tokenizer,
+        )?;
+        Ok(Self { checkpoint, tokenizer, eos, resolution })
+    }
+
+    /// Loads the weights. Unless it was cloned, the tokenizer is gone then: it takes much memory, and a detokenizer is
+    /// enough for an answer.
+    ///
+    /// # Errors
+    /// As [`Model::load`], and when the tokenizer has ids that the embedding lacks.
+    pub fn load(self, options: &LoadOptions) -> Result<Model> {
+        let Self { checkpoint, tokenizer, resolution, .. } = self;
+        let tokens = tokenizer.vocab_size();
+        drop(tokenizer);
+        // Parsing the tokenizer took more memory than it keeps: better before the weights than on top of them.
         memory::trim();
         let model = Model::from_profile(checkpoint, resolution, options.fidelity, options.cpu)?;
-        let (tokens, rows) = (tokenizer.vocab_size(), model.shape().vocabulary as usize);
+        let rows = model.shape().vocabulary as usize;
         if tokens > rows {
             return Err(Error::Prompt(format!(
                 "{}: the tokenizer has {tokens} tokens but the model's embedding only {rows} rows; the files \
                  do not belong together",
-                dir.display()
+                model.checkpoint().dir().display()
             )));
         }
-        let checkpoint = model.checkpoint();
-        let config = checkpoint.config();
-        let eos = EosTokenIds::new(
-            config.get("eos_token_id"),
-            checkpoint.generation_config().get("eos_token_id"),
-            &tokenizer,
-        )?;
-        Ok(Self { model, tokenizer, eos })
+        Ok(model)
     }
 }
 
@@ -164,14 +196,28 @@ fn rate(count: usize, time: Duration) -> f64 {
 /// Generates text. `on_event` hears of every prompt chunk and token; breaking cancels.
 ///
 /// # Errors
-/// When the prompt is empty, has ids outside the vocabulary or fills the model's context, when options
-/// are out of range, and when the model fails.
+/// As [`generate_with`].
 pub fn generate(
     language_model: &LanguageModel,
     request: &Request,
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
     let LanguageModel { model, tokenizer, eos } = language_model;
+    generate_with(model, tokenizer.detokenizer(), eos, request, on_event)
+}
+
+/// [`generate()`] without a tokenizer: the detokenizer makes the text.
+///
+/// # Errors
+/// When the prompt is empty, has ids outside the vocabulary or fills the model's context, when options
+/// are out of range, and when the model fails.
+pub fn generate_with(
+    model: &Model,
+    mut detokenizer: StreamingDetokenizer,
+    eos: &EosTokenIds,
+    request: &Request,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<Generation> {
     let max_tokens = limit_to_context(model, request)?;
     memory::reset_peak();
     let start = Instant::now();
@@ -191,7 +237,6 @@ pub fn generate(
     let steps = Steps::start(model, &request.prompt, options, &mut |done| on_event(Event::Prompt(done)))?;
     let mut first_token = None;
     if let Some(steps) = steps {
-        let mut detokenizer = tokenizer.detokenizer();
         if request.continues_prompt {
             detokenizer = detokenizer.continuing();
         }

@@ -14,6 +14,8 @@ mod steps;
 pub use batch::{Batch, BatchOptions, BatchStep, SequenceId};
 pub use embed::{Embedder, Purpose};
 pub use error::{Error, Result};
-pub use generate::{Event, FinishReason, Generation, LanguageModel, Request, Statistics, generate};
+pub use generate::{
+    Event, FinishReason, Generation, LanguageModel, Request, Statistics, TextModel, generate, generate_with,
+};
 pub use sampling::Sampling;
 pub use steps::{Step, StepOptions, Steps};

@@ -1,8 +1,10 @@
 //! Streaming detokenization, after `mlx_lm.tokenizer_utils`.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
-use crate::Tokenizer;
+use crate::tokenizer::guarded;
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 /// SentencePiece's stand-in for a space.
@@ -25,6 +27,7 @@ pub(crate) enum Decoding {
     },
     /// Any other: decode the current line again with each token.
     Naive {
+        backend: Arc<tokenizers::Tokenizer>,
         /// The tokenizer removes spaces before punctuation, so a final space has to wait for the next token.
         cleans_spaces: bool,
     },
@@ -36,6 +39,7 @@ impl Decoding {
     pub(crate) fn new(
         decoder: Option<&Value>,
         tokens: impl Iterator<Item = Option<String>>,
+        backend: &Arc<tokenizers::Tokenizer>,
         cleans_spaces: impl FnOnce() -> bool,
     ) -> Self {
         let space = json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "});
@@ -58,9 +62,14 @@ impl Decoding {
                 let tokens = TokenBytes::new(tokens, byte_level_bytes);
                 Self::Bpe { tokens, space }
             }
-            _ => Self::Naive { cleans_spaces: cleans_spaces() },
+            _ => Self::Naive { backend: backend.clone(), cleans_spaces: cleans_spaces() },
         }
     }
+}
+
+/// Decodes without Transformers' later cleaning up.
+fn decode(backend: &tokenizers::Tokenizer, tokens: &[u32]) -> String {
+    guarded(|| backend.decode(tokens, false).map_err(|error| error.to_string())).unwrap_or_default()
 }
 
 /// The bytes that each token id stands for.
@@ -160,7 +169,7 @@ fn byte_of(character: char) -> Option<u8> {
 /// - Other decoders: spaces that Transformers' `clean_up_tokenization_spaces` would remove later are kept.
 #[derive(Debug, Clone)]
 pub struct StreamingDetokenizer {
-    tokenizer: Tokenizer,
+    decoding: Arc<Decoding>,
     /// No text has been returned yet, and the first space of the text is to be dropped.
     at_start: bool,
     /// The text continues a prompt: its first space is never dropped.
@@ -173,9 +182,9 @@ pub struct StreamingDetokenizer {
 }
 
 impl StreamingDetokenizer {
-    pub(crate) fn new(tokenizer: Tokenizer) -> Self {
+    pub(crate) fn new(decoding: Arc<Decoding>) -> Self {
         Self {
-            tokenizer,
+            decoding,
             at_start: true,
             continues: false,
             held: Utf8Assembler::default(),
@@ -197,7 +206,7 @@ impl StreamingDetokenizer {
     /// Special tokens are text like any other; a caller that does not want an end token shown does not push it. An id
     /// that has no token is no error (a model may have more rows than its tokenizer has tokens).
     pub fn push(&mut self, token: u32) -> String {
-        let piece = match self.tokenizer.decoding() {
+        let piece = match &*self.decoding {
             Decoding::Spm { trim, tokens } => {
                 self.held.push(tokens.get(token).unwrap_or_default());
                 if self.held.is_incomplete() {
@@ -212,9 +221,9 @@ impl StreamingDetokenizer {
                 }
                 bpe_text(self.held.take(), self.at_start)
             }
-            Decoding::Naive { cleans_spaces } => {
+            Decoding::Naive { backend, cleans_spaces } => {
                 self.line.push(token);
-                let decoded = self.tokenizer.decode_backend(&self.line).unwrap_or_default();
+                let decoded = decode(backend, &self.line);
                 if decoded.ends_with('\n') {
                     self.line.clear();
                     let shown = std::mem::take(&mut self.shown);
@@ -245,12 +254,10 @@ impl StreamingDetokenizer {
     /// Ends the text and returns what was held back. An incomplete character comes out as U+FFFD. The detokenizer is
     /// then as new.
     pub fn finish(&mut self) -> String {
-        let piece = match self.tokenizer.decoding() {
+        let piece = match &*self.decoding {
             Decoding::Spm { trim, .. } => spm_text(self.held.take(), *trim && self.at_start),
             Decoding::Bpe { .. } => bpe_text(self.held.take(), self.at_start),
-            Decoding::Naive { .. } => {
-                extension(&self.shown, &self.tokenizer.decode_backend(&self.line).unwrap_or_default())
-            }
+            Decoding::Naive { backend, .. } => extension(&self.shown, &decode(backend, &self.line)),
         };
         self.at_start = !self.continues;
         self.line.clear();

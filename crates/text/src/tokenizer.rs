@@ -32,10 +32,10 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
-    backend: tokenizers::Tokenizer,
+    backend: Arc<tokenizers::Tokenizer>,
     special: SpecialTokens,
     vocab_size: u32,
-    decoding: Decoding,
+    decoding: Arc<Decoding>,
     thinking: Option<ThinkingMarkers>,
     cleans_up_spaces: bool,
     /// Chat templates by name, compiled; a broken one is an error only when it is used.
@@ -112,20 +112,28 @@ impl Tokenizer {
             && (!matches!(backend.get_model(), ModelWrapper::BPE(_))
                 || flag("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"));
         let vocab_size = highest(&backend).map_or(0, |id| id.saturating_add(1));
-        let decoding =
-            Decoding::new(file.decoder.as_ref(), (0..vocab_size).map(|id| backend.id_to_token(id)), || {
-                // The probe of mlx-lm's NaiveStreamingDetokenizer.
-                let decode = || {
-                    let probe = backend.encode_fast("a ,b", false).ok()?;
-                    backend.decode(probe.get_ids(), false).ok()
-                };
-                let text = guarded(|| decode().ok_or_else(String::new)).unwrap_or_default();
-                let text = if cleans_up_spaces { clean_up_spaces(text) } else { text };
-                !text.contains(" ,")
-            });
+        let backend = Arc::new(backend);
+        let tokens = (0..vocab_size).map(|id| backend.id_to_token(id));
+        let decoding = Decoding::new(file.decoder.as_ref(), tokens, &backend, || {
+            // The probe of mlx-lm's NaiveStreamingDetokenizer.
+            let decode = || {
+                let probe = backend.encode_fast("a ,b", false).ok()?;
+                backend.decode(probe.get_ids(), false).ok()
+            };
+            let text = guarded(|| decode().ok_or_else(String::new)).unwrap_or_default();
+            let text = if cleans_up_spaces { clean_up_spaces(text) } else { text };
+            !text.contains(" ,")
+        });
         let templates = chat_templates(dir, &config_path, &config)?;
-        let mut tokenizer =
-            Inner { backend, special, vocab_size, decoding, thinking: None, cleans_up_spaces, templates };
+        let mut tokenizer = Inner {
+            backend,
+            special,
+            vocab_size,
+            decoding: Arc::new(decoding),
+            thinking: None,
+            cleans_up_spaces,
+            templates,
+        };
         tokenizer.thinking = tokenizer.find_thinking_markers()?;
         Ok(Self(Arc::new(tokenizer)))
     }
@@ -157,9 +165,9 @@ impl Tokenizer {
         Ok(if self.0.cleans_up_spaces { clean_up_spaces(text) } else { text })
     }
 
-    /// A detokenizer for one generation.
+    /// A detokenizer for one generation. For most tokenizers it keeps a small part of the vocabulary's tables alive.
     pub fn detokenizer(&self) -> StreamingDetokenizer {
-        StreamingDetokenizer::new(self.clone())
+        StreamingDetokenizer::new(self.0.decoding.clone())
     }
 
     /// The id of a token given by its text in the vocabulary.
@@ -271,15 +279,6 @@ impl Tokenizer {
         all.insert("tools".to_owned(), tools.map_or(Value::Null, |tools| Value::Array(tools.to_vec())));
         all.insert("add_generation_prompt".to_owned(), add_generation_prompt.into());
         template.render(&all)
-    }
-
-    pub(crate) fn decoding(&self) -> &Decoding {
-        &self.0.decoding
-    }
-
-    /// Decodes without Transformers' later cleaning up.
-    pub(crate) fn decode_backend(&self, tokens: &[u32]) -> Option<String> {
-        guarded(|| self.0.backend.decode(tokens, false).map_err(|error| error.to_string())).ok()
     }
 }
 
@@ -452,7 +451,7 @@ fn clean_up_spaces(mut text: String) -> String {
 }
 
 /// Runs code of the tokenizers crate, some of which panics on a malformed tokenizer.json instead of refusing it.
-fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(crate) fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let message = panic
             .downcast_ref::<String>()
