@@ -628,18 +628,20 @@ impl Ops {
         one(custom(op, &inputs, vec![OutputSpec::in_place(hidden.shape(), Dtype::F32, 1)])?)
     }
 
-    /// Multiplies `rows` rows of `x` with each matrix into the output beside it, biases added.
+    /// Multiplies the rows of `x`, `sequence` of each sequence, with each matrix into the output beside it, biases
+    /// added.
     fn multiply(
         &self,
         x: &[f32],
-        rows: usize,
+        sequence: usize,
         prepared: &mut PreparedInput,
         products: &mut [(&Matrix, &mut [f32])],
     ) -> Result<()> {
         // Neighbours of one kind share the prepared input and the dispatch to the threads.
         for group in products.chunk_by_mut(|a, b| a.0.kind() == b.0.kind()) {
             let Some((first, _)) = group.first() else { continue };
-            prepared.prepare(&self.cpu, x, rows, self.precision, first.weights()?).map_err(error)?;
+            let rows = (rows_of(x, first.columns())?, sequence);
+            prepared.prepare_batch(&self.cpu, x, rows, self.precision, first.weights()?).map_err(error)?;
             let mut batch = group
                 .iter_mut()
                 .map(|(matrix, out)| Product::new(matrix.weights()?, prepared, out).map_err(error))
@@ -679,6 +681,12 @@ fn take(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
         buffer.resize(len, 0.0);
     }
     &mut buffer[..len]
+}
+
+/// Rows of each sequence in an array `[batch, seq, features]`.
+fn sequence_rows(shape: &[i32]) -> usize {
+    let rows = shape.len().checked_sub(2).and_then(|axis| shape.get(axis));
+    rows.map_or(1, |&rows| rows.max(1) as usize)
 }
 
 fn rows_of(x: &[f32], columns: usize) -> Result<usize> {
@@ -727,9 +735,8 @@ struct Project {
 impl CpuOp for Project {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let [x] = inputs else { return Err(wrong_count()) };
+        let sequence = sequence_rows(x.shape());
         let x = x.as_slice::<f32>()?;
-        let columns = self.matrices.first().map_or(0, |m| m.columns());
-        let rows = rows_of(x, columns)?;
         SCRATCH.with_borrow_mut(|scratch| {
             let x = normalized(&self.ops, self.norm.as_deref(), x, &mut scratch.normalized)?;
             let mut products = self
@@ -738,7 +745,7 @@ impl CpuOp for Project {
                 .zip(outputs)
                 .map(|(matrix, out)| Ok((&**matrix, out.as_mut_slice::<f32>()?)))
                 .collect::<Result<Vec<_>>>()?;
-            self.ops.multiply(x, rows, &mut scratch.prepared, &mut products)
+            self.ops.multiply(x, sequence, &mut scratch.prepared, &mut products)
         })
     }
 }
@@ -769,19 +776,20 @@ impl CpuOp for Mlp {
         let width = inner.rows();
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { prepared, normalized: buffer, first, second, third, .. } = scratch;
+            let sequence = sequence_rows(x.shape());
             let input = x.as_mut_slice::<f32>()?;
             let rows = rows_of(input, inner.columns())?;
             let input = normalized(&self.ops, norm.as_deref(), input, buffer)?;
             let (inner_product, activated) = (take(first, rows * width), take(third, rows * width));
             match gated {
                 None => {
-                    self.ops.multiply(input, rows, prepared, &mut [(inner, &mut *inner_product)])?;
+                    self.ops.multiply(input, sequence, prepared, &mut [(inner, &mut *inner_product)])?;
                     cpu::activate(cpu, *activation, inner_product, activated).map_err(error)?;
                 }
                 Some(gated) => {
                     let up = take(second, rows * width);
                     let mut products = [(&**inner, &mut *inner_product), (&**gated, &mut *up)];
-                    self.ops.multiply(input, rows, prepared, &mut products)?;
+                    self.ops.multiply(input, sequence, prepared, &mut products)?;
                     cpu::gated(cpu, *activation, inner_product, up, width, width, activated)
                         .map_err(error)?;
                 }
@@ -800,9 +808,8 @@ fn add_product(
     [buffer, spare]: [&mut Vec<f32>; 2],
     out: &mut Output<'_>,
 ) -> Result<()> {
-    let rows = rows_of(x, matrix.columns())?;
-    let product = take(buffer, rows * matrix.rows());
-    ops.multiply(x, rows, prepared, &mut [(matrix, &mut *product)])?;
+    let product = take(buffer, rows_of(x, matrix.columns())? * matrix.rows());
+    ops.multiply(x, sequence_rows(out.shape()), prepared, &mut [(matrix, &mut *product)])?;
     let out = out.as_mut_slice::<f32>()?;
     match residual {
         Residual::Plain => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p),

@@ -26,7 +26,8 @@ pub struct ExpertScratch {
 }
 
 /// For each choice (token, expert), in order, row `token` of `x` times the expert's matrix of `rows` rows, to the
-/// choice's row of `out`, `[choices, rows]`. The choices of one expert are one product.
+/// choice's row of `out`, `[choices, rows]`. The choices of one expert are one product. `alone` says that the tokens are
+/// single ones of several sequences, each of which is computed as if it were alone.
 ///
 /// # Errors
 /// Where a token or an expert does not exist, the experts are not whole matrices of `rows` rows (of whole panels
@@ -38,6 +39,7 @@ pub fn expert_matmul(
     rows: usize,
     x: &[f32],
     choices: &[(usize, usize)],
+    alone: bool,
     precision: Precision,
     scratch: &mut ExpertScratch,
     out: &mut [f32],
@@ -84,7 +86,8 @@ pub fn expert_matmul(
             let token = choices[choice].0;
             gathered.extend_from_slice(&x[token * cols..(token + 1) * cols]);
         }
-        input.prepare(cpu, gathered, run.len(), precision, expert_weights(choices[run[0]].1)?)?;
+        let rows = (run.len(), if alone { 1 } else { run.len() });
+        input.prepare_batch(cpu, gathered, rows, precision, expert_weights(choices[run[0]].1)?)?;
     }
     let mut products = Vec::with_capacity(used);
     let mut rest = y.as_mut_slice();
@@ -130,8 +133,18 @@ mod tests {
                     (Experts::Stored(dense.into()), &dense_weights),
                 ] {
                     let mut out = vec![f32::NAN; count * rows];
-                    expert_matmul(&cpu, stack, rows, &x, &choices, Precision::Int16, &mut scratch, &mut out)
-                        .unwrap();
+                    expert_matmul(
+                        &cpu,
+                        stack,
+                        rows,
+                        &x,
+                        &choices,
+                        false,
+                        Precision::Int16,
+                        &mut scratch,
+                        &mut out,
+                    )
+                    .unwrap();
                     for (&(token, expert), y) in choices.iter().zip(out.chunks_exact(rows)) {
                         for (row, &y) in y.iter().enumerate() {
                             let w = &weights[(expert * rows + row) * cols..][..cols];
@@ -155,7 +168,7 @@ mod tests {
         let x = [0.0; 64];
         let stack = Experts::Stored(matrix.view().into());
         let mut run = |stack, rows, choices: &[(usize, usize)], out: &mut [f32]| {
-            expert_matmul(cpu, stack, rows, &x, choices, Precision::Int16, &mut scratch, out)
+            expert_matmul(cpu, stack, rows, &x, choices, false, Precision::Int16, &mut scratch, out)
         };
         assert!(run(stack, 20, &[(1, 1)], &mut [0.0; 20]).is_ok());
         assert!(run(stack, 20, &[(2, 1)], &mut [0.0; 20]).is_err());

@@ -69,6 +69,8 @@ pub(crate) enum Layout {
 #[derive(Debug)]
 pub struct PreparedInput {
     pub(crate) rows: usize,
+    /// Rows of each of the sequences that these are of.
+    pub(crate) sequence: usize,
     pub(crate) cols: usize,
     pub(crate) layout: Layout,
     /// Rows of a tile, but for the last.
@@ -78,7 +80,7 @@ pub struct PreparedInput {
 
 impl Default for PreparedInput {
     fn default() -> Self {
-        Self { rows: 0, cols: 0, layout: Layout::Plain, tile_rows: 1, data: Buffer::empty() }
+        Self { rows: 0, sequence: 0, cols: 0, layout: Layout::Plain, tile_rows: 1, data: Buffer::empty() }
     }
 }
 
@@ -108,21 +110,45 @@ impl PreparedInput {
         precision: Precision,
         weights: Weights<'_>,
     ) -> Result<(), KernelError> {
+        self.prepare_batch(cpu, x, (rows, rows), precision, weights)
+    }
+
+    /// [`PreparedInput::prepare`] for `rows` rows of several sequences, each of `sequence` rows. How they are computed
+    /// depends on the latter alone: a sequence gets the same bits in any company.
+    ///
+    /// # Errors
+    /// As [`PreparedInput::prepare`].
+    pub fn prepare_batch(
+        &mut self,
+        cpu: &Cpu,
+        x: &[f32],
+        (rows, sequence): (usize, usize),
+        precision: Precision,
+        weights: Weights<'_>,
+    ) -> Result<(), KernelError> {
         let cols = weights.cols();
         if rows == 0 {
             return Err(parameter("activation rows", rows, "at least 1"));
         }
         check_len("activations", x.len(), product("activations", &[rows, cols])?)?;
-        let layout = layout_for(weights, precision, rows, cpu.isa());
+        let layout = layout_for(weights, precision, sequence, cpu.isa());
         let tile_rows = match layout {
+            // A row alone takes another path than tiles of several.
+            Layout::F32Tiles if sequence == 1 => 1,
             #[cfg(target_arch = "x86_64")]
             Layout::Halves => amx::ROWS,
             #[cfg(target_arch = "x86_64")]
             Layout::Int12 => amx::codes::ROWS,
             _ => cpu.isa().tile_rows(),
         };
-        *self =
-            Self { rows, cols, layout, tile_rows, data: std::mem::replace(&mut self.data, Buffer::empty()) };
+        *self = Self {
+            rows,
+            sequence,
+            cols,
+            layout,
+            tile_rows,
+            data: std::mem::replace(&mut self.data, Buffer::empty()),
+        };
         let tiles = self.tiles();
         let padded = (tiles - 1) * tile_rows + self.tile(tiles - 1).padded_rows;
         let row_bytes = product("activations", &[padded, self.row_bytes()])? / padded;

@@ -156,7 +156,7 @@ impl<'a> Product<'a> {
     fn by_rows(&self) -> bool {
         match self.weights {
             Weights::Dense(_) => self.input.layout == Layout::Plain,
-            Weights::Quantized(_) => self.input.rows <= STORED_ROWS,
+            Weights::Quantized(_) => self.input.sequence <= STORED_ROWS,
             Weights::Interleaved(_) => false,
         }
     }
@@ -235,7 +235,9 @@ impl<'a> Product<'a> {
                     mm::Source::Panel(format, panel) if self.input.layout == Layout::Int12 => {
                         amx::codes::multiply_panel(isa, format, panel, self.input.cols, tiles, out, scratch);
                     }
-                    mm::Source::Panel(format, panel) if self.input.planes() > 0 || self.input.rows == 1 => {
+                    mm::Source::Panel(format, panel)
+                        if self.input.planes() > 0 || self.input.sequence == 1 =>
+                    {
                         let (panel, planes) = (panel.as_ptr(), self.input.planes());
                         let groups = self.input.cols / format.group();
                         isa.run(qmm::Tiles { format, panel, groups, tiles, planes, out });
@@ -321,33 +323,51 @@ mod tests {
         }
     }
 
-    /// Rows of a batch: where none is prepared otherwise for the others' sake, each has the bits it has alone.
+    /// Single rows of several sequences have the bits that each has alone, with all weights and on all instruction sets.
     #[test]
-    fn a_row_of_integer_products_does_not_depend_on_others() {
+    fn a_sequence_gets_the_same_bits_in_any_company() {
+        fn check<'a>(
+            cpu: &Cpu,
+            weights: impl Into<Weights<'a>>,
+            x: &[f32],
+            precision: Precision,
+            what: &str,
+        ) {
+            let weights = weights.into();
+            let (cols, outputs) = (weights.cols(), weights.rows());
+            let product = |x: &[f32]| {
+                let rows = x.len() / cols;
+                let mut input = PreparedInput::default();
+                input.prepare_batch(cpu, x, (rows, 1), precision, weights).unwrap();
+                let mut y = vec![f32::NAN; rows * outputs];
+                matmul(cpu, &mut [Product::new(weights, &input, &mut y).unwrap()]).unwrap();
+                y
+            };
+            let alone: Vec<f32> = x.chunks(cols).flat_map(product).collect();
+            for rows in [1, 2, 3, 5, 8, 9, 12, 33] {
+                let together = product(&x[..rows * cols]);
+                assert!(together == alone[..rows * outputs], "{what}, {precision:?}, {rows} rows");
+            }
+        }
         let mut rng = Rng::new(7);
-        for format in formats().into_iter().filter(|format| format.has_integer_codes()) {
-            let (outputs, cols) = (35, 3 * format.group());
-            let matrix = RandomMatrix::new(format, outputs, cols, &mut rng);
-            let x: Vec<f32> = (0..12 * cols).map(|_| rng.normal()).collect();
-            for cpu in cpus() {
-                let interleaved = Interleaved::pack(&cpu, &[&[matrix.view()]]).unwrap().remove(0);
-                let layout = |rows: usize| {
-                    let mut input = PreparedInput::default();
-                    let x = &x[..rows * cols];
-                    input.prepare(&cpu, x, rows, Precision::default(), Weights::from(&interleaved)).unwrap();
-                    input.layout
-                };
-                for rows in [1, 2, 3, 5, 8, 12] {
-                    if layout(rows) != layout(1) {
-                        assert!(rows > 2, "{format:?}, {rows} rows");
-                        continue;
-                    }
-                    let product =
-                        |x: &[f32], rows| multiply(&cpu, &interleaved, x, rows, Precision::default());
-                    let all = product(&x[..rows * cols], rows);
-                    for (x, y) in x.chunks(cols).zip(all.chunks(outputs)) {
-                        assert_eq!(product(x, 1), y, "{format:?}, {rows} rows");
-                    }
+        for precision in [Precision::F32, Precision::Int16, Precision::Int12, Precision::Int8] {
+            for format in formats() {
+                let (outputs, cols) = (35, 3 * format.group());
+                let matrix = RandomMatrix::new(format, outputs, cols, &mut rng);
+                let x: Vec<f32> = (0..33 * cols).map(|_| rng.normal()).collect();
+                for cpu in cpus() {
+                    let interleaved = Interleaved::pack(&cpu, &[&[matrix.view()]]).unwrap().remove(0);
+                    check(&cpu, &interleaved, &x, precision, &format!("{format:?}"));
+                    check(&cpu, matrix.view(), &x, precision, &format!("{format:?} as stored"));
+                }
+            }
+            for float in FLOATS {
+                let (outputs, cols) = (35, 150);
+                let data = stored(float, &rng.normals(outputs * cols), 0);
+                let x = rng.normals(33 * cols);
+                for cpu in cpus() {
+                    let matrix = DenseMatrix::new(float, outputs, cols, &data).unwrap();
+                    check(&cpu, matrix, &x, precision, &format!("{float:?}"));
                 }
             }
         }

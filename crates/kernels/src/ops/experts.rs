@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use russet_mlx::{Array, CpuOp, Dtype, Error, Input, Output, OutputSpec, Result, custom};
 
-use super::{Matrix, Ops, SCRATCH, Scratch, Storage, error, one, rows_of, take, wrong_count};
+use super::{Matrix, Ops, SCRATCH, Scratch, Storage, error, one, rows_of, sequence_rows, take, wrong_count};
 use crate::cpu::{self, Activation, DenseMatrix};
 
 impl Ops {
@@ -28,12 +28,13 @@ impl Ops {
         one(custom(op, &inputs, vec![OutputSpec::new(x.shape(), Dtype::F32)])?)
     }
 
-    /// For each choice (row, expert) the product of a row of `x` with a matrix of the stack.
+    /// For each choice (row, expert) the product of a row of `x` with a matrix of the stack. With the choices stands
+    /// whether the rows are single ones of several sequences.
     fn expert_products(
         &self,
         stack: &Matrix,
         x: &[f32],
-        choices: &[(usize, usize)],
+        (choices, alone): (&[(usize, usize)], bool),
         scratch: &mut cpu::ExpertScratch,
         out: &mut [f32],
     ) -> Result<()> {
@@ -45,7 +46,8 @@ impl Ops {
             (None, Storage::Quantized(stored)) => cpu::Experts::Stored(stored.view().map_err(error)?.into()),
         };
         let rows = stack.rows() / stack.experts;
-        cpu::expert_matmul(&self.cpu, experts, rows, x, choices, self.precision, scratch, out).map_err(error)
+        cpu::expert_matmul(&self.cpu, experts, rows, x, choices, alone, self.precision, scratch, out)
+            .map_err(error)
     }
 }
 
@@ -60,6 +62,7 @@ struct Experts {
 impl CpuOp for Experts {
     fn run(&self, inputs: &[Input<'_>], outputs: &mut [Output<'_>]) -> Result<()> {
         let ([x, indices, weights], [out]) = (inputs, outputs) else { return Err(wrong_count()) };
+        let alone = sequence_rows(x.shape()) == 1;
         let (x, out) = (x.as_slice::<f32>()?, out.as_mut_slice::<f32>()?);
         let (indices, weights) = (indices.as_slice::<u32>()?, weights.as_slice::<f32>()?);
         let (columns, width) = (self.gate.columns(), self.gate.rows() / self.gate.experts);
@@ -76,14 +79,14 @@ impl CpuOp for Experts {
             choices.clear();
             choices.extend(indices.iter().enumerate().map(|(i, &expert)| (i / chosen, expert as usize)));
             let (gate, up) = (take(first, choices.len() * width), take(second, choices.len() * width));
-            self.ops.expert_products(&self.gate, x, choices, experts, gate)?;
-            self.ops.expert_products(&self.up, x, choices, experts, up)?;
+            self.ops.expert_products(&self.gate, x, (choices, alone), experts, gate)?;
+            self.ops.expert_products(&self.up, x, (choices, alone), experts, up)?;
             let inner = take(third, choices.len() * width);
             cpu::gated(&self.ops.cpu, self.activation, gate, up, width, width, inner).map_err(error)?;
             // A row of its own for each choice now.
             choices.iter_mut().enumerate().for_each(|(i, choice)| choice.0 = i);
             let products = take(products, choices.len() * columns);
-            self.ops.expert_products(&self.down, inner, choices, experts, products)?;
+            self.ops.expert_products(&self.down, inner, (choices, alone), experts, products)?;
             out.fill(0.0);
             let rows = out.chunks_exact_mut(columns).zip(products.chunks_exact(chosen * columns));
             for ((out, products), weights) in rows.zip(weights.chunks_exact(chosen)) {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use russet_mlx::{Array, CpuOp, Dtype, Error, Input, Output, OutputSpec, Result, custom};
 
 use super::{
-    Matrix, Norm, Ops, Residual, SCRATCH, Scratch, add_product, error, one, rows_of, take, wrong_count,
+    Matrix, Norm, Ops, Residual, SCRATCH, Scratch, add_product, error, one, rows_of, sequence_rows, take,
+    wrong_count,
 };
 use crate::cpu::{self, Activation};
 
@@ -47,6 +48,7 @@ impl CpuOp for GatedInput {
         let width = gate.rows();
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { prepared, normalized: buffer, first, second, third, .. } = scratch;
+            let sequence = sequence_rows(x.shape());
             let hidden = x.as_mut_slice::<f32>()?;
             let rows = rows_of(hidden, gate.columns())?;
             let layers = inputs.len() / (rows * width).max(1);
@@ -54,7 +56,7 @@ impl CpuOp for GatedInput {
                 return Err(Error::new("the inputs are not those of the rows and layers"));
             }
             let gates = take(first, rows * width);
-            self.ops.multiply(hidden, rows, prepared, &mut [(gate, &mut *gates)])?;
+            self.ops.multiply(hidden, sequence, prepared, &mut [(gate, &mut *gates)])?;
             let own = take(second, rows * width);
             let wanted = inputs.chunks_exact(width).skip(*layer).step_by(layers);
             own.chunks_exact_mut(width).zip(wanted).for_each(|(own, input)| own.copy_from_slice(input));
