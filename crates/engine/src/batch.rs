@@ -24,12 +24,14 @@ pub struct BatchOptions {
     pub prefill_width: Option<usize>,
     /// Most prompt tokens of a sequence that are read in one call; the numerics' default where absent.
     pub prefill_chunk: Option<usize>,
+    /// Whether [`Batch::take_read`] has the state of each prompt.
+    pub keep_prompts: bool,
 }
 
 impl Default for BatchOptions {
     /// mlx-lm's.
     fn default() -> Self {
-        Self { width: 32, prefill_width: None, prefill_chunk: None }
+        Self { width: 32, prefill_width: None, prefill_chunk: None, keep_prompts: false }
     }
 }
 
@@ -49,30 +51,47 @@ pub struct BatchStep {
     pub ended: Option<Cache>,
 }
 
-/// A sequence that generates.
+/// A sequence.
 struct Sequence {
     id: SequenceId,
+    /// The prompt, and what was generated and handed out.
+    tokens: Vec<u32>,
     sampling: Sampling,
     keys: KeySequence,
+    /// The keys before the last step was launched.
+    launch_keys: KeySequence,
+    /// The keys that pick the token after the last one that was handed out.
+    settled_keys: KeySequence,
     /// All tokens so far, kept only when processors ask for them.
     history: Option<Array>,
+    /// How many tokens it may still get.
     limit: Option<usize>,
-    produced: usize,
-    prompt_length: usize,
 }
 
 /// A sequence whose prompt is read.
 struct Prompt {
     sequence: Sequence,
-    tokens: Vec<u32>,
     /// Tokens that are read; the last one is the first step's.
     read: usize,
+    /// The state after these, until the prompt has a row.
+    cache: Option<Cache>,
+}
+
+/// A sequence that was taken out of a batch, to go on in it or in another of the same model.
+pub struct Paused(Sequence);
+
+impl Paused {
+    /// Its name in the batch that it left.
+    pub fn id(&self) -> SequenceId {
+        self.0.id
+    }
 }
 
 impl Prompt {
     /// What is left to read before the first step.
     fn rest(&self) -> &[u32] {
-        self.tokens.get(self.read..self.tokens.len().saturating_sub(1)).unwrap_or_default()
+        let tokens = &self.sequence.tokens;
+        tokens.get(self.read..tokens.len().saturating_sub(1)).unwrap_or_default()
     }
 }
 
@@ -114,6 +133,11 @@ pub struct Batch<'m> {
     /// One row per prompt; `None` while there are none.
     prompt_cache: Option<Cache>,
     running: Running,
+    keep_prompts: bool,
+    /// Prompts that were read since they were last asked for.
+    read: Vec<(SequenceId, Cache)>,
+    /// Why the last call failed, if it had tokens to hand out nevertheless.
+    failed: Option<Error>,
     next_id: u64,
     calls: usize,
 }
@@ -145,6 +169,9 @@ impl<'m> Batch<'m> {
             prompts: Vec::new(),
             prompt_cache: None,
             running: Running::default(),
+            keep_prompts: options.keep_prompts,
+            read: Vec::new(),
+            failed: None,
             next_id: 0,
             calls: 0,
         })
@@ -162,23 +189,70 @@ impl<'m> Batch<'m> {
         seed: u64,
         limit: Option<usize>,
     ) -> Result<SequenceId> {
+        self.insert_after(None, prompt, sampling, seed, limit)
+    }
+
+    /// [`Batch::insert`] for a prompt whose first tokens are read: `prefix` is the state after them. It lacks at
+    /// least the last token.
+    ///
+    /// # Errors
+    /// As [`Batch::insert`], and when the state is that of a batch or of too many tokens.
+    pub fn insert_after(
+        &mut self,
+        prefix: Option<Cache>,
+        prompt: &[u32],
+        sampling: Sampling,
+        seed: u64,
+        limit: Option<usize>,
+    ) -> Result<SequenceId> {
         check_prompt(self.model, prompt, &sampling)?;
         if limit == Some(0) {
             return Err(Error::Option { option: "limit", message: "0 is not a number of at least 1".into() });
         }
-        let id = SequenceId(self.next_id);
-        self.next_id += 1;
+        let read = prefix.as_ref().map_or(0, |cache| cache.offset().max(0) as usize);
+        if read >= prompt.len() || prefix.as_ref().is_some_and(|cache| cache.rows() != 1) {
+            let message = format!("a state of {read} tokens is no beginning of a prompt of {}", prompt.len());
+            return Err(Error::Prompt(message));
+        }
+        let keys = KeySequence::new(seed)?;
         let sequence = Sequence {
-            id,
-            keys: KeySequence::new(seed)?,
+            id: SequenceId(self.next_id),
+            tokens: prompt.to_vec(),
+            sampling,
+            launch_keys: keys.clone(),
+            settled_keys: keys.clone(),
+            keys,
             history: None,
             limit,
-            produced: 0,
-            prompt_length: prompt.len(),
-            sampling,
         };
-        self.waiting.push_back(Prompt { sequence, tokens: prompt.to_vec(), read: 0 });
+        self.next_id += 1;
+        let id = sequence.id;
+        self.waiting.push_back(Prompt { sequence, read, cache: prefix });
         Ok(id)
+    }
+
+    /// Takes all sequences out, also when [`Batch::step`] failed. Each can go on behind the last token that was handed
+    /// out; its state is lost.
+    pub fn pause_all(&mut self) -> Vec<Paused> {
+        let running = mem::take(&mut self.running).sequences.into_iter();
+        let reading = mem::take(&mut self.prompts).into_iter().chain(mem::take(&mut self.waiting));
+        self.prompt_cache = None;
+        self.failed = None;
+        self.read.clear();
+        running.chain(reading.map(|prompt| prompt.sequence)).map(Paused).collect()
+    }
+
+    /// Goes on with a sequence, under its former name: its tokens are read again.
+    pub fn resume(&mut self, Paused(mut sequence): Paused) {
+        sequence.keys = sequence.settled_keys.clone();
+        sequence.history = None;
+        self.next_id = self.next_id.max(sequence.id.0 + 1);
+        self.waiting.push_back(Prompt { sequence, read: 0, cache: None });
+    }
+
+    /// The states of the prompts that were read since the last call: of all tokens but the last.
+    pub fn take_read(&mut self) -> Vec<(SequenceId, Cache)> {
+        mem::take(&mut self.read)
     }
 
     /// Sequences that have not ended.
@@ -217,20 +291,34 @@ impl<'m> Batch<'m> {
     /// generated, which is nothing while prompts are read alone.
     ///
     /// # Errors
-    /// When a call of the model fails, for all sequences.
+    /// When a call of the model fails, for all sequences: [`Batch::pause_all`] is what can be called then.
     pub fn step(&mut self) -> Result<Vec<BatchStep>> {
+        if let Some(e) = self.failed.take() {
+            return Err(e);
+        }
         let mut steps = self.running.step(self.model)?;
         self.calls += 1;
         if self.calls.is_multiple_of(CLEAR_CACHE_INTERVAL) {
             memory::clear_cache()?;
         }
         let room = self.width.saturating_sub(self.running.sequences.len());
-        if room > 0 {
-            self.admit(room.min(self.prefill_width.saturating_sub(self.prompts.len())))?;
-            steps.extend(self.start_read()?);
-            self.read_chunk()?;
+        if room > 0
+            && let Err(e) = self.read(room, &mut steps)
+        {
+            if steps.is_empty() {
+                return Err(e);
+            }
+            // What was generated is handed out first.
+            self.failed = Some(e);
         }
         Ok(steps)
+    }
+
+    /// Reads a chunk of the prompts, after starting those that are read.
+    fn read(&mut self, room: usize, steps: &mut Vec<BatchStep>) -> Result<()> {
+        self.admit(room.min(self.prefill_width.saturating_sub(self.prompts.len())))?;
+        steps.extend(self.start_read()?);
+        self.read_chunk()
     }
 
     /// Begins with up to `count` of the sequences that wait.
@@ -239,15 +327,17 @@ impl<'m> Batch<'m> {
         if count == 0 {
             return Ok(());
         }
-        let new: Vec<Prompt> = self.waiting.drain(..count).collect();
-        let caches = new.iter().map(|prompt| {
-            let mut cache = self.model.new_cache();
+        let mut new: Vec<Prompt> = self.waiting.drain(..count).collect();
+        let caches = new.iter_mut().map(|prompt| {
+            let mut cache = prompt.cache.take().unwrap_or_else(|| self.model.new_cache());
             let limit = prompt.sequence.limit.unwrap_or(0).min(MAX_RESERVE);
-            cache.reserve(prompt.tokens.len().saturating_add(limit));
+            cache.reserve(prompt.sequence.tokens.len().saturating_add(limit));
             cache
         });
-        join(&mut self.prompt_cache, Cache::merge(caches.collect())?)?;
+        let caches = caches.collect();
+        // Before anything can fail, so that no sequence is lost.
         self.prompts.extend(new);
+        join(&mut self.prompt_cache, Cache::merge(caches)?)?;
         Ok(())
     }
 
@@ -258,29 +348,29 @@ impl<'m> Batch<'m> {
         let Some(mut cache) = self.prompt_cache.clone().filter(|_| !ready.is_empty()) else {
             return Ok(Vec::new());
         };
+        if self.keep_prompts {
+            for &row in &ready {
+                if let Some(prompt) = self.prompts.get(row).filter(|prompt| prompt.sequence.tokens.len() > 1)
+                {
+                    self.read.push((prompt.sequence.id, cache.extract(row)?));
+                }
+            }
+        }
         filter(&mut self.prompt_cache, &kept)?;
         cache.filter(&ready)?;
         let (ready, kept): (Vec<Prompt>, Vec<Prompt>) =
             mem::take(&mut self.prompts).into_iter().partition(|prompt| prompt.rest().is_empty());
         self.prompts = kept;
 
-        let tokens: Vec<u32> = ready.iter().filter_map(|prompt| prompt.tokens.last().copied()).collect();
-        let sequences = ready.into_iter().map(|prompt| {
-            let mut sequence = prompt.sequence;
-            if let Some((_, history)) = prompt.tokens.split_last()
-                && sequence.sampling.has_processors()
-            {
-                sequence.history = Some(Array::from_slice(history, [history.len() as i32])?);
-            }
-            Ok(sequence)
-        });
-        let sequences = sequences.collect::<Result<Vec<_>>>()?;
-        let tokens = Array::from_slice(&tokens, [tokens.len() as i32])?;
-        let rows = Some(Rows { cache, tokens, unread: None });
-        let mut started = Running { sequences, rows };
-        let steps = started.start(self.model)?;
-        self.running.extend(started)?;
-        Ok(steps)
+        let sequences = ready.into_iter().map(|prompt| prompt.sequence).collect();
+        let mut started = Running { sequences, rows: None };
+        let steps = started.start(self.model, cache);
+        match steps {
+            Ok(_) => self.running.extend(started)?,
+            // They wait there for `Batch::pause_all`.
+            Err(_) => self.running.sequences.extend(started.sequences),
+        }
+        steps
     }
 
     /// Reads the next tokens of all prompts.
@@ -344,8 +434,18 @@ fn join(cache: &mut Option<Cache>, new: Cache) -> Result<()> {
 }
 
 impl Running {
-    /// The first step. With the CPU kernels its tokens are there at once.
-    fn start(&mut self, model: &Model) -> Result<Vec<BatchStep>> {
+    /// The first step, on the state after all tokens but the last. With the CPU kernels its tokens are there at once.
+    fn start(&mut self, model: &Model, cache: Cache) -> Result<Vec<BatchStep>> {
+        for sequence in &mut self.sequences {
+            if let Some((_, history)) = sequence.tokens.split_last()
+                && sequence.sampling.has_processors()
+            {
+                sequence.history = Some(Array::from_slice(history, [history.len() as i32])?);
+            }
+        }
+        let last: Vec<u32> = self.sequences.iter().filter_map(|of| of.tokens.last().copied()).collect();
+        let tokens = Array::from_slice(&last, [last.len() as i32])?;
+        self.rows = Some(Rows { cache, tokens, unread: None });
         self.launch(model)?;
         if looks_ahead(model) { Ok(Vec::new()) } else { self.read() }
     }
@@ -357,7 +457,7 @@ impl Running {
         self.launch(model)?;
         match unread {
             // The step that was launched ahead consumes the tokens that are read now.
-            Some(unread) => self.report(&tokens, &unread),
+            Some(unread) => self.report(&tokens, &unread, true),
             None => self.read(),
         }
     }
@@ -367,7 +467,7 @@ impl Running {
         let Some(rows) = &mut self.rows else { return Ok(Vec::new()) };
         let Some(unread) = rows.unread.take() else { return Ok(Vec::new()) };
         let tokens = rows.tokens.clone();
-        self.report(&tokens, &unread)
+        self.report(&tokens, &unread, false)
     }
 
     /// Adds the step that consumes the rows' tokens to the graph and starts it.
@@ -403,6 +503,7 @@ impl Running {
                 _ => &logprobs,
             };
             let scores = row(scores, i)?;
+            sequence.launch_keys = sequence.keys.clone();
             let token = sequence.sampling.sample(&scores, &mut sequence.keys)?.astype(Dtype::U32)?;
             checks.push(scores.take_along_axis(&token.expand_dims([0])?, -1)?.squeeze([1])?);
             tokens.push(token);
@@ -414,8 +515,9 @@ impl Running {
         Ok(())
     }
 
-    /// Hands out tokens, and lets the sequences go that end with them.
-    fn report(&mut self, tokens: &Array, picked: &Picked) -> Result<Vec<BatchStep>> {
+    /// Hands out tokens, and lets the sequences go that end with them. `ahead` says whether the step after them is
+    /// launched.
+    fn report(&mut self, tokens: &Array, picked: &Picked, ahead: bool) -> Result<Vec<BatchStep>> {
         let tokens = tokens.to_vec::<u32>()?;
         let checks = picked.check.astype(Dtype::F32)?.to_vec::<f32>()?;
         let row = |of: &Array, row: usize| of.slice_axis(0, row as i32, row as i32 + 1)?.squeeze([0]);
@@ -424,11 +526,13 @@ impl Running {
             let step = if check.is_finite() {
                 Ok(Step { token, logits: row(&picked.logits, i)?, logprobs: row(&picked.logprobs, i)? })
             } else {
-                let tokens = sequence.prompt_length + sequence.produced;
+                let tokens = sequence.tokens.len();
                 Err(Error::NotFinite { tokens, dtype: picked.logits.dtype() })
             };
-            sequence.produced += 1;
-            let ends = sequence.limit.is_some_and(|limit| sequence.produced >= limit);
+            sequence.tokens.push(token);
+            sequence.settled_keys = if ahead { sequence.launch_keys.clone() } else { sequence.keys.clone() };
+            sequence.limit = sequence.limit.map(|limit| limit.saturating_sub(1));
+            let ends = sequence.limit == Some(0);
             let ended = match &self.rows {
                 Some(rows) if ends && step.is_ok() => Some(rows.cache.extract(i)?),
                 _ => None,

@@ -21,6 +21,15 @@ pub enum Error {
     /// The prompt does not fit.
     #[error("{0}")]
     Prompt(String),
+    /// The request was not answered in time.
+    #[error("the request's time is over")]
+    Deadline,
+    /// The engine is told to stop and takes no more requests.
+    #[error("the engine is stopping")]
+    Stopping,
+    /// The engine can't run, or does not run any more.
+    #[error("the engine can't run: {0}")]
+    Engine(String),
     /// The model computed NaN or an infinity.
     #[error(
         "the model's logits are not finite after {tokens} tokens: its weights are damaged or overflow {dtype}"

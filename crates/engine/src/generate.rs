@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use russet_mlx::memory;
 use russet_model::profile::Resolution;
 use russet_model::{Checkpoint, LoadOptions, Model, Tier};
-use russet_text::{EosTokenIds, StopMatcher, StreamingDetokenizer, Tokenizer};
+use russet_text::{EosTokenIds, StreamingDetokenizer, Tokenizer};
 
+use crate::answer::AnswerText;
 use crate::{Error, Result, Sampling, StepOptions, Steps};
 
 /// A model with its tokenizer.
@@ -167,6 +168,8 @@ pub struct Generation {
 pub struct Statistics {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Of these, tokens that were known from an earlier request.
+    pub cached_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
     /// From the start to the first token.
@@ -213,7 +216,7 @@ pub fn generate(
 /// are out of range, and when the model fails.
 pub fn generate_with(
     model: &Model,
-    mut detokenizer: StreamingDetokenizer,
+    detokenizer: StreamingDetokenizer,
     eos: &EosTokenIds,
     request: &Request,
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
@@ -237,25 +240,18 @@ pub fn generate_with(
     let steps = Steps::start(model, &request.prompt, options, &mut |done| on_event(Event::Prompt(done)))?;
     let mut first_token = None;
     if let Some(steps) = steps {
-        if request.continues_prompt {
-            detokenizer = detokenizer.continuing();
-        }
-        let mut stop = StopMatcher::new(request.stop.iter().cloned());
+        let mut text = AnswerText::new(detokenizer, &request.stop, request.continues_prompt);
         generation.finish_reason = FinishReason::Length;
         let mut steps = steps;
         for step in steps.by_ref() {
             let token = step?.token;
             first_token.get_or_insert_with(Instant::now);
             generation.tokens.push(token);
-            if eos.all.contains(&token) {
-                generation.finish_reason = FinishReason::Stop;
-                break;
-            }
-            let found = stop.push(&detokenizer.push(token));
-            generation.text.push_str(&found.text);
-            let flow = on_event(Event::Text(&found.text));
-            if found.stop.is_some() {
-                generation.finish_reason = FinishReason::Stop;
+            let (new, ended) = text.push(token, eos);
+            generation.text.push_str(&new);
+            let flow = on_event(Event::Text(&new));
+            if let Some(reason) = ended {
+                generation.finish_reason = reason;
                 break;
             }
             if flow.is_break() {
@@ -267,12 +263,8 @@ pub fn generate_with(
             // MLX counts the caches of its own.
             generation.statistics.peak_memory = steps.cache().nbytes();
         }
-        // What detokenizer and matcher still hold back, unless a stop string ended the answer.
-        let found = stop.push(&detokenizer.finish());
-        if found.stop.is_some() {
-            generation.finish_reason = FinishReason::Stop;
-        }
-        let rest = found.text + &stop.finish();
+        let (rest, ended) = text.finish();
+        generation.finish_reason = ended.unwrap_or(generation.finish_reason);
         if !rest.is_empty() {
             generation.text.push_str(&rest);
             let _ = on_event(Event::Text(&rest));

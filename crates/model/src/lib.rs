@@ -24,7 +24,7 @@ pub use config::Fields;
 pub use embedding::EmbeddingRecipe;
 pub use error::{Error, Result};
 pub use fidelity::{Fidelity, Tier};
-pub use model::{Footprint, LoadOptions, Model};
+pub use model::{Footprint, KvSizes, LoadOptions, Model};
 pub use numerics::{CpuOptions, Numerics};
 pub use quantization::QuantizationConfig;
 pub use russet_kernels::cpu::Precision;

@@ -59,6 +59,28 @@ pub struct Footprint {
     pub kv_cache: usize,
 }
 
+/// What the state of a sequence needs in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvSizes {
+    /// As [`Shape::kv`].
+    layers: Vec<(usize, Option<usize>)>,
+    /// Bytes of a key's or value's element.
+    value_size: usize,
+    /// Bytes that do not grow with the sequence.
+    state_bytes: usize,
+}
+
+impl KvSizes {
+    /// Bytes for a sequence of `tokens` tokens.
+    pub fn bytes(&self, tokens: usize) -> usize {
+        let layer = |(per_token, limit): &(usize, Option<usize>)| {
+            per_token.saturating_mul(limit.map_or(tokens, |limit| limit.min(tokens)))
+        };
+        let values = self.layers.iter().map(layer).fold(0, usize::saturating_add);
+        values.saturating_mul(self.value_size).saturating_add(self.state_bytes)
+    }
+}
+
 impl Model {
     /// Loads the checkpoint in `dir`. On the CPU no weight is copied.
     ///
@@ -120,6 +142,13 @@ impl Model {
             kv_value_size,
             state_bytes,
         })
+    }
+
+    /// This model with another graph around its own, for instance one that fails at will.
+    #[must_use]
+    pub fn with_graph(mut self, around: impl FnOnce(Box<dyn Graph>) -> Box<dyn Graph>) -> Self {
+        self.graph = around(self.graph);
+        self
     }
 
     /// The config files it came from.
@@ -271,16 +300,22 @@ impl Model {
 
     /// Memory for a context of `tokens` tokens.
     pub fn footprint(&self, tokens: usize) -> Footprint {
-        let layer = |(per_token, limit): &(usize, Option<usize>)| {
-            per_token.saturating_mul(limit.map_or(tokens, |limit| limit.min(tokens)))
-        };
-        let kv_values = self.shape().kv.iter().map(layer).fold(0, usize::saturating_add);
         Footprint {
             weights: self.files.tensors().map(|(_, info)| info.nbytes()).sum(),
             weights_mapped: MappedFile::is_zero_copy(),
             weights_interleaved: self.owned_bytes,
-            kv_cache: kv_values.saturating_mul(self.kv_value_size).saturating_add(self.state_bytes),
+            kv_cache: self.kv_sizes().bytes(tokens),
         }
+    }
+
+    /// What the state of a sequence needs.
+    pub fn kv_sizes(&self) -> KvSizes {
+        let mut layers = self.shape().kv;
+        if let Numerics::Kernels { .. } = self.numerics {
+            // The kernels' caches keep all tokens and leave what is outside a window unread.
+            layers.iter_mut().for_each(|(_, limit)| *limit = None);
+        }
+        KvSizes { layers, value_size: self.kv_value_size, state_bytes: self.state_bytes }
     }
 }
 

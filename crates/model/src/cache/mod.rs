@@ -15,6 +15,7 @@ mod mask;
 mod recurrent;
 mod rotating;
 mod rows;
+mod segment;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ pub use kernel::KernelKvCache;
 pub use mask::causal_mask;
 pub use recurrent::{Recurrence, RecurrentCache, RecurrentInputs, RecurrentState};
 pub use rotating::RotatingKvCache;
+pub use segment::{CacheSegment, CacheState};
 
 use russet_mlx::{Array, Dtype, eval, fast::Mask};
 

@@ -1,0 +1,368 @@
+//! Many requests, one model: who runs when, and who hears what.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use russet_mlx::Array;
+
+use crate::answer::AnswerText;
+use crate::engine::{Output, Shared, Submission, TokenLogprobs};
+use crate::memory_plan::MemoryPlan;
+use crate::{
+    Batch, BatchOptions, BatchStep, EngineOptions, Error, FinishReason, LanguageModel, Paused, PromptCache,
+    Result, SequenceId, Statistics, Step,
+};
+
+/// What reaches the engine's thread.
+pub(crate) enum Command {
+    /// A request.
+    Submit(Box<Submission>),
+    /// No more requests come; those that are there may go on until then.
+    Stop {
+        /// When the rest is cut.
+        deadline: Instant,
+    },
+}
+
+/// A request that runs.
+struct Row {
+    submission: Box<Submission>,
+    text: AnswerText,
+    /// Tokens of the prompt whose state was known.
+    cached: usize,
+    /// Memory that was set aside for it, in bytes.
+    reserved: usize,
+    generated: usize,
+    begun: Instant,
+    first_token: Option<Instant>,
+}
+
+/// Runs on the engine's thread.
+pub(crate) struct Scheduler<'m> {
+    language_model: &'m LanguageModel,
+    shared: &'m Shared,
+    commands: Receiver<Command>,
+    batch: Batch<'m>,
+    rows: HashMap<SequenceId, Row>,
+    waiting: VecDeque<Box<Submission>>,
+    prompt_cache: PromptCache,
+    plan: MemoryPlan,
+    width: usize,
+    /// Sequences that went on alone after a call for all had failed.
+    survivors: Vec<Paused>,
+    stop: Option<Instant>,
+}
+
+impl<'m> Scheduler<'m> {
+    pub(crate) fn new(
+        language_model: &'m LanguageModel,
+        options: &EngineOptions,
+        shared: &'m Shared,
+        commands: Receiver<Command>,
+    ) -> Result<Self> {
+        let chunk = options.chunk(&language_model.model);
+        let batch = BatchOptions {
+            width: options.width,
+            // Prompts that are read together have other bits than alone.
+            prefill_width: Some(1),
+            prefill_chunk: Some(chunk),
+            keep_prompts: options.prompt_cache > 0,
+        };
+        Ok(Self {
+            language_model,
+            shared,
+            commands,
+            batch: Batch::new(&language_model.model, batch)?,
+            rows: HashMap::new(),
+            waiting: VecDeque::new(),
+            prompt_cache: PromptCache::new(options.prompt_cache, chunk),
+            plan: options.plan(&language_model.model),
+            width: options.width,
+            survivors: Vec::new(),
+            stop: None,
+        })
+    }
+
+    /// Serves until it is told to stop, or nobody is left who could ask.
+    ///
+    /// # Errors
+    /// When the model can't go on. A failure that is one request's own ends that request only.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        loop {
+            let open = self.receive();
+            self.cancel()?;
+            self.admit();
+            if self.rows.is_empty() && self.waiting.is_empty() {
+                if !open || self.stop.is_some() {
+                    return Ok(());
+                }
+                continue;
+            }
+            match self.batch.step() {
+                Ok(steps) => self.deliver(steps)?,
+                Err(e) => self.isolate(e)?,
+            }
+            self.keep_prompts();
+            self.publish();
+        }
+    }
+
+    /// Takes what was sent; waits for it if there is nothing to do. False when nobody can send any more.
+    fn receive(&mut self) -> bool {
+        loop {
+            let idle = self.rows.is_empty() && self.waiting.is_empty() && self.stop.is_none();
+            let command = if idle {
+                self.publish();
+                self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+            } else {
+                self.commands.try_recv()
+            };
+            match command {
+                Ok(Command::Submit(submission)) => self.waiting.push_back(submission),
+                Ok(Command::Stop { deadline }) => self.stop = Some(deadline),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Ends requests that nobody waits for any more, and those that are over time.
+    fn cancel(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let cut = self.stop.is_some_and(|deadline| now >= deadline);
+        let late = |submission: &Submission| submission.deadline.is_some_and(|deadline| now >= deadline);
+        let (gone, waiting): (VecDeque<_>, _) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|submission| cut || submission.output.is_closed() || late(submission));
+        self.waiting = waiting;
+        for submission in gone {
+            self.shared.leave_queue();
+            self.shared.count(&self.shared.counters.cancelled);
+            submission.fail(if late(&submission) { Error::Deadline } else { Error::Stopping });
+        }
+        let over = |row: &Row| cut || row.submission.output.is_closed() || late(&row.submission);
+        let gone: Vec<SequenceId> =
+            self.rows.iter().filter(|(_, row)| over(row)).map(|(id, _)| *id).collect();
+        for id in gone {
+            let Some(mut row) = self.rows.remove(&id) else { continue };
+            self.plan.release(row.reserved);
+            self.batch.remove(id)?;
+            self.shared.count(&self.shared.counters.cancelled);
+            if late(&row.submission) {
+                row.submission.fail(Error::Deadline);
+            } else {
+                row.end(FinishReason::Cancelled);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins with requests that wait, in their order, while there is room for them.
+    fn admit(&mut self) {
+        while self.rows.len() < self.width
+            && let Some(submission) = self.waiting.front()
+        {
+            let tokens = submission.request.prompt.len() + submission.request.max_tokens;
+            let needed = self.plan.sequence(tokens);
+            if !self.plan.reserve(needed, self.prompt_cache.bytes()) {
+                // What is kept for later makes room for what is asked now.
+                self.prompt_cache.shrink_to(self.plan.room_beside(needed));
+                if !self.plan.reserve(needed, self.prompt_cache.bytes()) {
+                    return;
+                }
+            }
+            let Some(submission) = self.waiting.pop_front() else { return };
+            self.shared.leave_queue();
+            if let Err((submission, e)) = self.begin(submission, needed) {
+                self.plan.release(needed);
+                self.shared.fail(&e);
+                submission.fail(e);
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        submission: Box<Submission>,
+        reserved: usize,
+    ) -> std::result::Result<(), (Box<Submission>, Error)> {
+        let LanguageModel { model, tokenizer, .. } = self.language_model;
+        let request = &submission.request;
+        let prefix = match self.prompt_cache.find(model, &request.prompt) {
+            Ok(prefix) => prefix,
+            Err(e) => return Err((submission, e)),
+        };
+        let cached = prefix.as_ref().map_or(0, |cache| cache.offset() as usize);
+        let (sampling, limit) = (request.sampling.clone(), Some(request.max_tokens));
+        let inserted = self.batch.insert_after(prefix, &request.prompt, sampling, request.seed, limit);
+        let id = match inserted {
+            Ok(id) => id,
+            Err(e) => return Err((submission, e)),
+        };
+        let text = AnswerText::new(tokenizer.detokenizer(), &request.stop, request.continues_prompt);
+        let row = Row {
+            text,
+            cached,
+            reserved,
+            generated: 0,
+            begun: Instant::now(),
+            first_token: None,
+            submission,
+        };
+        self.rows.insert(id, row);
+        Ok(())
+    }
+
+    /// Hands out tokens.
+    fn deliver(&mut self, steps: Vec<BatchStep>) -> Result<()> {
+        for BatchStep { id, step, ended } in steps {
+            let Some(row) = self.rows.get_mut(&id) else { continue };
+            let outcome = match step {
+                Ok(step) => row
+                    .token(&step, self.language_model, self.shared)
+                    .map(|finished| finished.or(ended.as_ref().map(|_| FinishReason::Length))),
+                Err(e) => Err(e),
+            };
+            if let Ok(None) = outcome {
+                continue;
+            }
+            if ended.is_none() {
+                self.batch.remove(id)?;
+            }
+            let Some(mut row) = self.rows.remove(&id) else { continue };
+            self.plan.release(row.reserved);
+            match outcome {
+                Ok(reason) => {
+                    row.end(reason.unwrap_or(FinishReason::Length));
+                    self.shared.count(&self.shared.counters.finished);
+                }
+                Err(e) => {
+                    self.shared.fail(&e);
+                    row.submission.fail(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A call for all sequences failed. Each is tried alone: the one that fails again ends with its error, the others
+    /// go on. What they had is read anew.
+    fn isolate(&mut self, error: Error) -> Result<()> {
+        let mut paused = self.batch.pause_all();
+        if paused.len() == 1
+            && let Some(only) = paused.pop()
+        {
+            self.end_failed(only.id(), error);
+            return Ok(());
+        }
+        for sequence in paused {
+            let id = sequence.id();
+            self.batch.resume(sequence);
+            loop {
+                match self.batch.step() {
+                    Ok(steps) if steps.is_empty() => {}
+                    Ok(steps) => {
+                        self.deliver(steps)?;
+                        break;
+                    }
+                    Err(e) => {
+                        self.batch.pause_all();
+                        self.end_failed(id, e);
+                        break;
+                    }
+                }
+            }
+            self.survivors.extend(self.batch.pause_all());
+        }
+        for sequence in self.survivors.drain(..) {
+            self.batch.resume(sequence);
+        }
+        Ok(())
+    }
+
+    fn end_failed(&mut self, id: SequenceId, error: Error) {
+        self.shared.fail(&error);
+        if let Some(row) = self.rows.remove(&id) {
+            self.plan.release(row.reserved);
+            row.submission.fail(error);
+        }
+    }
+
+    /// Keeps the prompts that were read.
+    fn keep_prompts(&mut self) {
+        for (id, cache) in self.batch.take_read() {
+            let prompt = self.rows.get(&id).map(|row| row.submission.request.prompt.as_slice());
+            let consumed = prompt.and_then(|prompt| prompt.get(..cache.offset().max(0) as usize));
+            if let Some(tokens) = consumed {
+                // Not to be able to keep it is nobody's error.
+                let _ = self.prompt_cache.insert(tokens, &cache);
+            }
+        }
+    }
+
+    /// Tells the other threads how things stand.
+    fn publish(&self) {
+        self.shared.publish(self.rows.len(), self.prompt_cache.bytes(), self.prompt_cache.statistics());
+    }
+}
+
+impl Row {
+    /// Hands out a token; returns why the answer is over, if it is.
+    fn token(
+        &mut self,
+        step: &Step,
+        language_model: &LanguageModel,
+        shared: &Shared,
+    ) -> Result<Option<FinishReason>> {
+        let now = Instant::now();
+        match self.first_token {
+            None => shared.observe_first_token(now - self.submission.arrived),
+            Some(_) => shared.observe_token(),
+        }
+        self.first_token.get_or_insert(now);
+        self.generated += 1;
+        let logprobs = match self.submission.top_logprobs {
+            Some(count) => Some(top_logprobs(&step.logprobs, step.token, count)?),
+            None => None,
+        };
+        let (text, ended) = self.text.push(step.token, &language_model.eos);
+        self.submission.send(Output::Token { token: step.token, text, logprobs });
+        Ok(ended)
+    }
+
+    /// Sends what was held back, and the end.
+    fn end(&mut self, reason: FinishReason) {
+        let (text, stopped) = self.text.finish();
+        let now = Instant::now();
+        let first_token = self.first_token.unwrap_or(now);
+        let statistics = Statistics {
+            prompt_tokens: self.submission.request.prompt.len(),
+            cached_tokens: self.cached,
+            generated_tokens: self.generated,
+            time_to_first_token: first_token - self.begun,
+            decode_time: now - first_token,
+            peak_memory: self.reserved,
+        };
+        self.submission.send(Output::End { text, finish_reason: stopped.unwrap_or(reason), statistics });
+    }
+}
+
+/// The log-probability of `token`, and of the `count` most likely tokens.
+fn top_logprobs(logprobs: &Array, token: u32, count: usize) -> Result<TokenLogprobs> {
+    let all: Vec<f32> = logprobs.astype(russet_mlx::Dtype::F32)?.to_vec()?;
+    let mut order: Vec<u32> = (0..all.len() as u32).collect();
+    let value = |token: u32| all.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    // Of equally likely tokens the one with the lower id comes first.
+    let likelier = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then(a.cmp(b));
+    let count = count.min(order.len());
+    if count > 0 {
+        order.select_nth_unstable_by(count - 1, likelier);
+    }
+    order.truncate(count);
+    order.sort_unstable_by(likelier);
+    Ok(TokenLogprobs {
+        logprob: value(token),
+        top: order.into_iter().map(|token| (token, value(token))).collect(),
+    })
+}
