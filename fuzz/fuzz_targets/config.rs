@@ -26,7 +26,13 @@ static DIRECTORIES: LazyLock<BTreeMap<&str, [TempDir; 5]>> = LazyLock::new(|| {
     };
     let dense = |model_type| FORMATS.map(|format| write(TinyCheckpoint::dense(model_type, format)));
     let mut directories: BTreeMap<_, _> = TinyCheckpoint::DENSE_TYPES.map(|name| (name, dense(name))).into();
-    directories.insert("qwen3_5", FORMATS.map(|format| write(TinyCheckpoint::qwen3_5(format))));
+    let others: [(_, fn(Format) -> TinyCheckpoint); 4] = [
+        ("gemma4", TinyCheckpoint::gemma4),
+        ("qwen3_5", TinyCheckpoint::qwen3_5),
+        ("qwen3_5_moe", TinyCheckpoint::qwen3_5_moe),
+        ("qwen3_moe", TinyCheckpoint::qwen3_moe),
+    ];
+    directories.extend(others.map(|(name, make)| (name, FORMATS.map(|format| write(make(format))))));
     directories
 });
 
