@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Compare a built russet with mlx-lm on this machine's device, bit for bit, and their speed.
 
-    device_parity.py RUSSET_BINARY [--folder DIR] [--speed]
+    device_parity.py RUSSET_BINARY [--arch qwen3,gemma2] [--jobs 8] [--speed]
 
 For machines on which the test suite can't set up its own environment (a lent GPU, say): it uses the Python packages
-that are installed. Prints one line per case; exits with 1 when any bit differs. --speed also measures prefill and
-decode of both on a 4-bit llama of 1.2 billion parameters with random weights.
+that are installed. Llamas are compared in all dtypes and formats, the other architectures in bfloat16, dense and with
+4 bits. Prints one line per recording; exits with 1 when any bit differs. --speed also measures prefill and decode of
+both on a 4-bit llama of 1.2 billion parameters with random weights.
 """
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -20,9 +23,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 FLOATS = ["bfloat16", "float16", "float32"]
 FORMATS = [{"bits": 0}, {"bits": 4, "group": 64}, {"bits": 8, "group": 32}, {"mode": "mxfp4"}, {"mode": "nvfp4"},
            {"mode": "mxfp8"}]
-PROMPTS = {"llama": [1, 3, 257, 2049], "llama-sliding": [1, 300], "qwen3_5": [1, 3, 300]}
-# Three layers with linear attention and one with full attention.
-LAYERS = {"qwen3_5": 4}
+# Fixtures of every dtype and format, and the lengths of their prompts.
+LLAMAS = {"llama": [1, 3, 257, 2049], "llama-sliding": [1, 300]}
+# Fixtures of one dtype and two formats. Windows are 16 tokens wide; the last prompt takes two chunks.
+FAMILIES = ["minicpm5", "mistral", "iquestcoder", "xverse", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
+            "olmo2", "glm4", "granite", "starcoder2", "qwen3_moe", "qwen3_5", "qwen3_5-flat", "qwen3_5_text",
+            "qwen3_5_moe", "gemma4-dense", "gemma4-unified", "gemma4-e4b", "gemma4-e2b", "gemma4-moe", "gemma4-text"]
+PROMPTS = [1, 17, 300, 2049]
+
+
+def cases():
+    """Fixtures and the lengths of the prompts that are run on them."""
+    for arch, prompts in LLAMAS.items():
+        for dtype in FLOATS:
+            for form in FORMATS:
+                yield {"arch": arch, "dtype": dtype, "layers": 2, **form}, prompts
+    for arch in FAMILIES:
+        for form in FORMATS[:2]:
+            yield {"arch": arch, "dtype": "bfloat16", **form}, PROMPTS
 
 
 def differences(expected, actual):
@@ -40,23 +58,21 @@ def differences(expected, actual):
     return ", ".join(out)
 
 
-def parity(binary, folder):
+def run_case(binary, fixture, prompts):
+    """Prints how the recordings of one fixture compare; returns how many differ."""
     from make_fixture import make_fixture
     from reference import make_reference
-    failures, number = 0, 0
-    cases = [(arch, dtype, fmt) for arch in PROMPTS for dtype in FLOATS for fmt in FORMATS]
-    for arch, dtype, fmt in cases:
-        name = f"{arch} {dtype} {json.dumps(fmt)}"
-        number += 1
-        model = folder / f"model-{number}"
+    name, failures = " ".join(f"{value}" for value in fixture.values()), 0
+    with tempfile.TemporaryDirectory() as temporary:
+        model = Path(temporary) / "model"
         try:
-            make_fixture(model, {"arch": arch, "dtype": dtype, "layers": LAYERS.get(arch, 2), "hidden": 128, **fmt})
+            make_fixture(model, fixture)
         except Exception as e:
             print(f"{name}: no fixture on this device: {e}")
-            continue
-        for prompt in PROMPTS[arch]:
+            return 0
+        for prompt in prompts:
             tokens = f"rand:{prompt}:{prompt}"
-            expected, actual = folder / "expected.safetensors", folder / "actual.safetensors"
+            expected, actual = (Path(temporary) / f"{side}.safetensors" for side in ["expected", "actual"])
             try:
                 make_reference(model, expected, {"tokens": tokens, "steps": 24})
             except Exception as e:
@@ -68,6 +84,22 @@ def parity(binary, folder):
             failures += bool(different)
             print(f"{name}, {prompt} tokens: {different or 'equal in every bit'}", flush=True)
     return failures
+
+
+def parity(binary, architectures, jobs):
+    """Runs cases side by side, each in a process of its own; returns how many failed or were not equal."""
+    def run(case):
+        with tempfile.TemporaryDirectory() as kernels:
+            # Kernels compiled at run time are written there, not always at once: processes must not share them.
+            out = subprocess.run([sys.executable, __file__, binary, "--case", json.dumps(case)], capture_output=True,
+                                 text=True, env={**os.environ, "MLX_PTX_CACHE_DIR": kernels})
+        failure = f"{json.dumps(case[0])} failed: {out.stderr[-2000:]}\n" if out.returncode and out.stderr else ""
+        print(out.stdout + failure, end="", flush=True)
+        return out.returncode != 0
+
+    chosen = [case for case in cases() if not architectures or case[0]["arch"] in architectures]
+    with ThreadPoolExecutor(jobs) as pool:
+        return sum(pool.map(run, chosen))
 
 
 def speed(binary, folder):
@@ -98,15 +130,17 @@ def speed(binary, folder):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("binary")
-    p.add_argument("--folder", type=Path, help="where fixtures go [default: a temporary folder]")
+    p.add_argument("--arch", help="architectures to compare, separated by commas [default: all]")
+    p.add_argument("--jobs", type=int, default=1, help="fixtures that are compared at once [default: 1]")
     p.add_argument("--speed", action="store_true")
+    p.add_argument("--case", help=argparse.SUPPRESS)
     a = p.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = a.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        failures = parity(a.binary, folder)
-        if a.speed:
-            speed(a.binary, folder)
+    if a.case:
+        sys.exit(1 if run_case(a.binary, *json.loads(a.case)) else 0)
+    failures = parity(a.binary, a.arch and a.arch.split(","), a.jobs)
+    if a.speed:
+        with tempfile.TemporaryDirectory() as temporary:
+            speed(a.binary, Path(temporary))
     sys.exit(1 if failures else 0)
 
 
