@@ -12,7 +12,7 @@ use russet_model::{Model, Tier};
 use russet_text::{EosTokenIds, Tokenizer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::memory_plan::{MemoryPlan, available_memory};
+use crate::memory_plan::MemoryPlan;
 use crate::prompt_cache::PromptCacheStatistics;
 use crate::scheduler::{Command, Scheduler};
 use crate::{Error, FinishReason, LanguageModel, Request, Result, Sampling, Statistics};
@@ -40,13 +40,14 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    pub(crate) fn chunk(&self, model: &Model) -> usize {
+    /// Tokens of a chunk.
+    pub fn chunk(&self, model: &Model) -> usize {
         self.prefill_chunk.unwrap_or_else(|| model.numerics().default_prefill_chunk().min(512))
     }
 
-    pub(crate) fn plan(&self, model: &Model) -> MemoryPlan {
-        let budget = self.memory_budget.unwrap_or_else(available_memory);
-        MemoryPlan::new(model, self.chunk(model), budget)
+    /// What sequences need with these options, and what there is.
+    pub fn memory_plan(&self, model: &Model) -> MemoryPlan {
+        MemoryPlan::new(model, self.chunk(model), self.memory_budget)
     }
 }
 
@@ -476,7 +477,7 @@ impl Drop for Engine {
 
 fn facts_of(language_model: &LanguageModel, options: &EngineOptions) -> Result<ModelFacts> {
     let LanguageModel { model, tokenizer, eos } = language_model;
-    let memory = options.plan(model);
+    let memory = options.memory_plan(model);
     if memory.longest(1) == 0 {
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         return Err(Error::Engine(format!(

@@ -77,7 +77,7 @@ impl<'m> Scheduler<'m> {
             rows: HashMap::new(),
             waiting: VecDeque::new(),
             prompt_cache: PromptCache::new(options.prompt_cache, chunk),
-            plan: options.plan(&language_model.model),
+            plan: options.memory_plan(&language_model.model),
             width: options.width,
             survivors: Vec::new(),
             stop: None,
