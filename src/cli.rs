@@ -30,10 +30,14 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk to a model
     Chat(ChatArgs),
+    /// Serve a model over HTTP, with OpenAI's protocol
+    Serve(Box<ServeArgs>),
     /// Turn texts into embeddings
     Embed(EmbedArgs),
     /// Show what a checkpoint is and what it needs
     Inspect(InspectArgs),
+    /// Say whether a model and a context fit in memory
+    Fit(FitArgs),
     /// List the models on this machine
     Ls(LsArgs),
     /// Measure prefill and decode speed
@@ -264,6 +268,181 @@ pub(crate) struct ChatArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = SERVE_HELP)]
+pub(crate) struct ServeArgs {
+    /// The model [default: the starter model]
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// The model, instead of the positional
+    #[arg(short, long = "model", value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) model_option: Option<String>,
+
+    /// Address or name to listen on; one that other machines reach needs a key
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080, help_heading = "Network")]
+    pub(crate) port: u16,
+    /// Key that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Others on this machine can read a
+    /// command line: the variable or --api-key-file is safer
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "RUSSET_API_KEY",
+        hide_env_values = true,
+        help_heading = "Network"
+    )]
+    pub(crate) api_key: Option<String>,
+    /// File with that key
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Network")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Let other machines use the server without a key
+    #[arg(long, help_heading = "Network")]
+    pub(crate) insecure: bool,
+    /// Name that clients may use for this server in the Host header, besides --host, localhost and addresses; may be
+    /// repeated
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = "Network")]
+    pub(crate) allowed_host: Vec<String>,
+    /// Origin of web pages that may use the server, such as https://example.org, or * for all; may be repeated
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        alias = "allowed-origins",
+        value_delimiter = ',',
+        help_heading = "Network"
+    )]
+    pub(crate) allowed_origin: Vec<String>,
+    /// Connections at once; others wait
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one, help_heading = "Network")]
+    pub(crate) max_connections: usize,
+    /// Size of a request's body, at most
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size, help_heading = "Network")]
+    pub(crate) max_body_bytes: usize,
+
+    /// Requests that are answered at once
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = "Serving")]
+    pub(crate) decode_concurrency: usize,
+    /// Requests that wait; more are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one, help_heading = "Serving")]
+    pub(crate) queue: usize,
+    /// Memory for the states of prompts that may come again; 0 keeps none
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, help_heading = "Serving")]
+    pub(crate) prompt_cache_bytes: usize,
+    /// Memory for weights and all requests [default: what the machine has free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Serving")]
+    pub(crate) memory_budget: Option<usize>,
+    /// End requests after this time, with status 504 [default: never]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400),
+        help_heading = "Serving"
+    )]
+    pub(crate) request_timeout: Option<u64>,
+    /// How long requests may go on after ctrl-C or SIGTERM
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = RangedU64ValueParser::<u64>::new().range(0..=86_400),
+        help_heading = "Serving"
+    )]
+    pub(crate) shutdown_timeout: u64,
+    /// What is logged to standard error; never prompts and answers
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LEVEL",
+        ignore_case = true,
+        default_value_t = LogLevel::Info,
+        help_heading = "Serving"
+    )]
+    pub(crate) log_level: LogLevel,
+    /// How it is logged
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text, help_heading = "Serving")]
+    pub(crate) log_format: LogFormat,
+
+    /// Tokens of an answer, at most, where a request does not say
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        default_value_t = 512,
+        value_parser = at_least_one,
+        help_heading = "Answers"
+    )]
+    pub(crate) max_tokens: usize,
+    /// Values for the chat template, as a JSON object; requests add to them with chat_template_kwargs
+    #[arg(
+        long,
+        value_name = "JSON",
+        alias = "chat-template-config",
+        value_parser = parse_object,
+        help_heading = "Answers"
+    )]
+    pub(crate) chat_template_args: Option<serde_json::Map<String, serde_json::Value>>,
+
+    /// Taken for mlx_lm.server's sake, without effect
+    #[arg(long, hide = true)]
+    pub(crate) use_default_chat_template: bool,
+    /// The same
+    #[arg(long, hide = true)]
+    pub(crate) trust_remote_code: bool,
+    /// The same
+    #[arg(long, hide = true, value_name = "N")]
+    pub(crate) prompt_concurrency: Option<usize>,
+    /// The same
+    #[arg(long, hide = true, value_name = "N")]
+    pub(crate) prompt_cache_size: Option<usize>,
+
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+const SERVE_HELP: &str = "\
+Sampling options are defaults for requests that do not say.
+
+Options of mlx_lm.server have their names and meanings here, with these differences. Sampling that is not given comes \
+from the model's generation_config.json. --allowed-origins is empty by default, not *. --prefill-step-size is what \
+fidelity l1 or l3 needs by default. Without --seed each request that has none gets a random one. Taken without effect: \
+--prompt-concurrency (prompts are read one at a time, between steps of the answers), --prompt-cache-size (only bytes \
+are limited), --use-default-chat-template, and --trust-remote-code (no code of a checkpoint is ever run). Not taken: \
+--adapter-path, --draft-model, --num-draft-tokens, --chat-template, --kv-bits and its companions, --pipeline.
+
+Exit codes: 0 after ctrl-C or SIGTERM, 1 when the engine fails, 2 wrong usage, 130 or 143 after a second signal.
+
+Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /stats, /metrics, /version; docs/http-api.md \
+describes them.";
+
+/// What is logged, in Python's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogLevel {
+    /// Also broken connections
+    Debug,
+    /// Each request
+    Info,
+    /// What is refused and may be a fault
+    #[value(alias = "warn")]
+    Warning,
+    /// What failed
+    Error,
+    /// The same
+    #[value(hide = true)]
+    Critical,
+}
+
+/// The shape of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    Text,
+    /// An object a line
+    Json,
+}
+
+#[derive(Args)]
 pub(crate) struct EmbedArgs {
     /// An embedding model with last-token pooling, such as Qwen3-Embedding
     pub(crate) model: String,
@@ -301,6 +480,27 @@ pub(crate) struct InspectArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = "Exit codes: 0 it fits, 1 it does not, or the model can't be loaded.")]
+pub(crate) struct FitArgs {
+    /// The model [default: the starter model]
+    pub(crate) model: Option<String>,
+    /// Tokens of a sequence, prompt and answer together
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) context: u32,
+    /// Sequences that run at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
+    pub(crate) sequences: u32,
+    /// Memory that may be used, such as 8GB or 512MiB [default: what the machine has free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory_budget: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) loading: ModelArgs,
+}
+
+#[derive(Args)]
 pub(crate) struct LsArgs {
     /// Print JSON
     #[arg(long)]
@@ -319,6 +519,9 @@ pub(crate) struct BenchArgs {
     /// Generated tokens
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub(crate) gen_tokens: usize,
+    /// Sequences at once; rates are those of all together
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub(crate) sequences: usize,
     /// Measured runs, after one that is not counted
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(crate) runs: usize,
@@ -395,6 +598,31 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(n) => Ok(n as usize),
         Err(e) => Err(format!("{e}")),
     }
+}
+
+/// A number of bytes, with a unit as mlx_lm.server takes it (KB, MB, GB are powers of 1000) or one of powers of 1024.
+fn parse_size(text: &str) -> Result<usize, String> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let factor = match unit.trim().to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "K" | "KB" => 1e3,
+        "M" | "MB" => 1e6,
+        "G" | "GB" => 1e9,
+        "T" | "TB" => 1e12,
+        "KIB" => 1024.0,
+        "MIB" => 1_048_576.0,
+        "GIB" => 1_073_741_824.0,
+        "TIB" => 1_099_511_627_776.0,
+        _ => return Err("expected a number of bytes, KB, MB, GB, KiB, MiB or GiB, for example 2GiB".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("'{number}' is not a number"))?;
+    let bytes = number * factor;
+    if bytes >= 9e15 {
+        return Err("that is more than any memory".into());
+    }
+    Ok(bytes as usize)
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

@@ -14,7 +14,9 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => commands::run(args),
         Command::Chat(args) => commands::chat(args),
+        Command::Serve(args) => commands::serve(*args),
         Command::Embed(args) => commands::embed(&args),
+        Command::Fit(args) => commands::fit(args),
         Command::Inspect(args) => commands::inspect(args),
         Command::Ls(args) => commands::ls(args),
         Command::Bench(args) => commands::bench(args),

@@ -1,17 +1,18 @@
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
-use russet_engine::{StepOptions, Steps};
+use anyhow::{Result, bail};
+use russet_engine::{Batch, BatchOptions, Sampling};
 use russet_model::Model;
 use serde_json::{Value, json};
 
-use super::{Located, print, print_json, unless_interrupted};
+use super::{Located, print, print_json};
 use crate::cli::BenchArgs;
 use crate::interrupt;
 
-/// One timed run.
+/// One timed run. Rates are those of all sequences together.
 struct Run {
     prefill_tps: f64,
     decode_tps: f64,
@@ -45,6 +46,7 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
         "fidelity": model.tier().to_string(),
         "prompt_tokens": args.prompt_tokens,
         "gen_tokens": args.gen_tokens,
+        "sequences": args.sequences,
         "weights_bytes": model.footprint(0).weights,
         "peak_rss_bytes": peak_rss()?,
         "prefill_tps": spread(runs.iter().map(|r| r.prefill_tps)),
@@ -67,27 +69,40 @@ fn prompt(model: &Model, count: usize) -> Vec<u32> {
 
 fn measure(model: &Model, prompt: &[u32], args: &BenchArgs) -> Result<Option<Run>> {
     let start = Instant::now();
-    let options = StepOptions {
+    let options = BatchOptions {
+        width: args.sequences,
         prefill_chunk: args.loading.prefill_chunk,
-        // One more token than is counted: the first belongs to the prefill.
-        limit: Some(args.gen_tokens + 1),
-        ..StepOptions::default()
+        ..BatchOptions::default()
     };
-    let Some(mut steps) = Steps::start(model, prompt, options, &mut |_| unless_interrupted())? else {
-        return Ok(None);
-    };
-    steps.next().context("no token was generated")??;
+    let mut batch = Batch::new(model, options)?;
+    for _ in 0..args.sequences {
+        batch.insert(prompt, Sampling::default(), 0, None)?;
+    }
+    // Sequences whose prompt is read already generate meanwhile; the time counts as that of the prompts.
+    let mut begun = BTreeSet::new();
+    while begun.len() < args.sequences {
+        for step in batch.step()? {
+            step.step?;
+            begun.insert(step.id);
+        }
+        if interrupt::is_requested() {
+            return Ok(None);
+        }
+    }
     let first = Instant::now();
-    for step in steps.by_ref() {
-        step?;
+    for _ in 0..args.gen_tokens {
+        for step in batch.step()? {
+            step.step?;
+        }
         if interrupt::is_requested() {
             return Ok(None);
         }
     }
     let (ttft, decode) = ((first - start).as_secs_f64(), first.elapsed().as_secs_f64());
+    let total = |tokens: usize| (tokens * args.sequences) as f64;
     Ok(Some(Run {
-        prefill_tps: prompt.len() as f64 / ttft,
-        decode_tps: args.gen_tokens as f64 / decode,
+        prefill_tps: total(prompt.len()) / ttft,
+        decode_tps: total(args.gen_tokens) / decode,
         ttft_ms: ttft * 1e3,
     }))
 }
@@ -121,7 +136,7 @@ fn peak_rss() -> Result<u64> {
 }
 
 fn write_text(out: &mut dyn Write, report: &Value) -> io::Result<()> {
-    for field in ["model", "device", "threads", "fidelity", "prompt_tokens", "gen_tokens"] {
+    for field in ["model", "device", "threads", "fidelity", "prompt_tokens", "gen_tokens", "sequences"] {
         let value = &report[field];
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         writeln!(out, "{field:<16} {value}")?;

@@ -5,18 +5,22 @@ mod chat;
 mod completions;
 mod embed;
 mod eval;
+mod fit;
 mod inspect;
 mod ls;
 mod run;
+mod serve;
 
 pub(crate) use bench::bench;
 pub(crate) use chat::chat;
 pub(crate) use completions::completions;
 pub(crate) use embed::embed;
 pub(crate) use eval::eval;
+pub(crate) use fit::fit;
 pub(crate) use inspect::inspect;
 pub(crate) use ls::ls;
 pub(crate) use run::run;
+pub(crate) use serve::serve;
 
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -98,6 +102,11 @@ fn install_bar() -> ProgressBar {
 /// The model's recommended sampling, overridden by what the user gave.
 fn sampling(args: &SamplingArgs, model: &Model) -> Sampling {
     let recommended = Sampling::recommended(model.checkpoint().generation_config(), model.shape().vocabulary);
+    override_sampling(args, recommended)
+}
+
+/// Recommended sampling, overridden by what the user gave.
+fn override_sampling(args: &SamplingArgs, recommended: Sampling) -> Sampling {
     Sampling {
         temperature: args.temp.unwrap_or(recommended.temperature),
         top_p: args.top_p.unwrap_or(recommended.top_p),

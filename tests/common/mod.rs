@@ -1,6 +1,8 @@
 //! What the tests of the binary share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod http;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};

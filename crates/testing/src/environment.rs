@@ -27,6 +27,11 @@ fn target_dir() -> PathBuf {
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), Path::to_path_buf)
 }
 
+/// The folder of the clients' environment.
+pub(crate) fn clients_dir() -> PathBuf {
+    target_dir().join("clients")
+}
+
 /// Everything the oracle makes: environments, fixtures, references.
 pub(crate) fn oracle_dir() -> PathBuf {
     target_dir().join("oracle")
@@ -42,7 +47,7 @@ pub(crate) fn digest<T: AsRef<[u8]>>(parts: &[T]) -> String {
     hasher.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A virtual environment with the packages of `requirements.txt`.
+/// A virtual environment with the packages of a list of requirements.
 pub(crate) struct Environment {
     /// The environment's interpreter.
     pub(crate) python: PathBuf,
@@ -51,13 +56,12 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Opens the environment under `root`, creating it if it is not complete. Test binaries that run at the same
-    /// time wait for the first of them.
-    pub(crate) fn open(root: &Path) -> Result<Self, String> {
+    /// Opens the environment with the packages of the file `requirements`, creating it under `root` if it is not
+    /// complete. Test binaries that run at the same time wait for the first of them.
+    pub(crate) fn open(root: &Path, requirements: &Path) -> Result<Self, String> {
         let (base, version) = find_python()?;
-        let requirements = scripts_dir().join("requirements.txt");
         let list =
-            fs::read(&requirements).map_err(|e| format!("cannot read {}: {e}", requirements.display()))?;
+            fs::read(requirements).map_err(|e| format!("cannot read {}: {e}", requirements.display()))?;
         let key = digest(&[list.as_slice(), version.as_bytes()]);
         let dir = root.join(format!("environment-{key}"));
         let python = dir.join("bin/python");
@@ -84,7 +88,7 @@ impl Environment {
             isolated(Command::new(&environment.python))
                 .args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"])
                 .args(["--only-binary", ":all:", "--require-hashes", "--requirement"])
-                .arg(&requirements),
+                .arg(requirements),
         )?;
         File::create(&marker).map_err(io)?;
         Ok(environment)

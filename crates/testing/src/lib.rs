@@ -17,6 +17,7 @@
 
 mod cases;
 mod checkpoint;
+mod clients;
 mod environment;
 mod oracle;
 mod reference;
@@ -29,6 +30,7 @@ pub use cases::{
     qwen3_5_moe_fixture, qwen3_moe, qwen3_moe_cases, rope_specs, sampler_specs, sampling_cases,
 };
 pub use checkpoint::{Tensor, TinyCheckpoint};
+pub use clients::client_script;
 pub use oracle::Oracle;
 pub use reference::Reference;
 pub use safetensors::{Dtype, tensor::TensorView};

@@ -18,6 +18,18 @@ use crate::specification::{
 };
 use crate::worker::Worker;
 
+/// Whether tests that need Python are skipped; the calling one is then reported on standard error.
+pub(crate) fn is_skipped() -> bool {
+    let skipped = std::env::var_os("RUSSET_SKIP_ORACLE").is_some_and(|value| value == "1");
+    if skipped {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("a test that needs Python");
+        // Not `eprintln!`: the test harness would swallow it.
+        let _ = writeln!(std::io::stderr(), "skipped, because RUSSET_SKIP_ORACLE=1: {name}");
+    }
+    skipped
+}
+
 /// The reference implementation, ready to run.
 ///
 /// Results are kept under `target/oracle/`, named by a digest of everything they depend on: the scripts, the packages,
@@ -41,14 +53,7 @@ impl Oracle {
     /// If Python or its packages cannot be had.
     pub fn get() -> Option<&'static Self> {
         static ORACLE: OnceLock<Result<Oracle, String>> = OnceLock::new();
-        if std::env::var_os("RUSSET_SKIP_ORACLE").is_some_and(|value| value == "1") {
-            let thread = std::thread::current();
-            // Not `eprintln!`: the test harness would swallow it.
-            let _ = writeln!(
-                std::io::stderr(),
-                "skipped, because RUSSET_SKIP_ORACLE=1: {}",
-                thread.name().unwrap_or("a test that needs the Python oracle")
-            );
+        if is_skipped() {
             return None;
         }
         match ORACLE.get_or_init(Self::open) {
@@ -63,7 +68,7 @@ impl Oracle {
 
     fn open() -> Result<Self, String> {
         let root = environment::oracle_dir();
-        let environment = Environment::open(&root)?;
+        let environment = Environment::open(&root, &environment::scripts_dir().join("requirements.txt"))?;
         let tmp = root.join("tmp");
         fs::create_dir_all(&tmp).map_err(|e| format!("cannot create {}: {e}", tmp.display()))?;
         let scripts = environment::scripts_digest(&environment)?;

@@ -65,6 +65,20 @@ impl Decoding {
             _ => Self::Naive { backend: backend.clone(), cleans_spaces: cleans_spaces() },
         }
     }
+
+    /// The bytes of a token, where they do not depend on its neighbours.
+    pub(crate) fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match self {
+            Self::Spm { tokens, .. } => {
+                let bytes = tokens.get(id)?;
+                // A byte token alone need not be UTF-8; any other may have marks of spaces.
+                let text = std::str::from_utf8(bytes).map(|text| text.replace(SPACE_MARK, " "));
+                Some(text.map_or_else(|_| bytes.to_vec(), String::into_bytes))
+            }
+            Self::Bpe { tokens, .. } => tokens.get(id).map(<[u8]>::to_vec),
+            Self::Naive { .. } => None,
+        }
+    }
 }
 
 /// Decodes without Transformers' later cleaning up.

@@ -181,6 +181,16 @@ impl Tokenizer {
         self.0.backend.id_to_token(id)
     }
 
+    /// The bytes that the token with this id adds to a text, which need not be whole characters; `None` if no token has
+    /// this id.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.id_to_token(id)?;
+        match self.0.decoding.token_bytes(id) {
+            Some(bytes) => Some(bytes),
+            None => self.decode(&[id], false).ok().map(String::into_bytes),
+        }
+    }
+
     /// The highest token id plus one, added tokens included: the number of rows that an embedding needs so that every
     /// text can be encoded. A model may have more rows; with fewer, some tokens cannot be evaluated.
     pub fn vocab_size(&self) -> usize {

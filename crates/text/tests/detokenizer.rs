@@ -68,6 +68,20 @@ proptest! {
     }
 
     #[test]
+    fn the_bytes_of_tokens_are_those_of_their_text(tokens in tokens_of("bpe"), spm in tokens_of("spm_no_strip")) {
+        for (name, tokens) in [("bpe", tokens), ("spm_no_strip", spm)] {
+            let tokenizer = tokenizer(name);
+            // The zero byte: see above.
+            let zero = tokenizer.token_to_id(&byte_level(&[0]));
+            let tokens: Vec<u32> = tokens.into_iter().filter(|token| Some(*token) != zero).collect();
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token).unwrap()).collect();
+            let whole = stream(tokenizer, &tokens).concat();
+            let text = String::from_utf8_lossy(&bytes);
+            prop_assert_eq!(text.strip_prefix(' ').filter(|_| name == "bpe").unwrap_or(&text), whole);
+        }
+    }
+
+    #[test]
     fn naive_streams_its_one_shot_text(tokens in tokens_of("naive_byte_level")) {
         let tokenizer = tokenizer("naive_byte_level");
         prop_assert_eq!(stream(tokenizer, &tokens).concat(), tokenizer.decode(&tokens, false).unwrap());

@@ -1,0 +1,400 @@
+//! OpenAI's protocol: chat completions, completions, models.
+
+mod chat;
+mod completions;
+mod logprobs;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use russet_engine::{Answer, FinishReason, SubmitOptions, TokenLogprobs};
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, blocking, json_response, now, read};
+use crate::choices::{Choices, Piece, Usage};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::options::Options;
+use crate::random;
+
+/// An endpoint that generates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    Chat,
+    Completions,
+}
+
+impl Endpoint {
+    /// The field that the prompt comes from.
+    fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Completions => "prompt",
+        }
+    }
+}
+
+/// A request that was understood.
+#[derive(Debug)]
+struct Prepared {
+    prompts: Vec<Prompt>,
+    options: Options,
+    /// How many of the most likely tokens to name, where log-probabilities are asked for.
+    logprobs: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Prompt {
+    tokens: Vec<u32>,
+    /// Text that answers begin with.
+    echo: String,
+}
+
+/// `POST /v1/chat/completions`.
+pub(crate) async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Response {
+    generate(app, Endpoint::Chat, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// `POST /v1/completions`.
+pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -> Response {
+    generate(app, Endpoint::Completions, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
+    let (body, request_id) = read(&app, request).await?;
+    if app.is_stopping() {
+        return Err(ApiError::unavailable("the server is shutting down"));
+    }
+    let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
+    let preparing = app.clone();
+    let prepared = blocking(move || prepare(&preparing, endpoint, &body)).await?;
+    let Prepared { prompts, options, logprobs } = prepared;
+    let (stream, include_usage, n) = (options.stream, options.include_usage, options.n);
+    let (echoes, answers) = submit(&app, endpoint, prompts, &options, logprobs, deadline)?;
+    let choices = Choices::new(&app, request_id, endpoint.prompt_field(), answers, n);
+    let format = Format::new(app.clone(), endpoint, logprobs.is_some(), echoes);
+    if stream {
+        return Ok(stream_response(format, choices, include_usage));
+    }
+    format.whole(choices).await.map(|body| json_response(StatusCode::OK, &body))
+}
+
+/// From bytes to tokens.
+fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiError> {
+    let body: Value = serde_json::from_slice(body)
+        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
+    let Value::Object(body) = body else {
+        return Err(ApiError::invalid("the body must be a JSON object"));
+    };
+    let fields = Fields::new(&body);
+    check_model(app, &fields)?;
+    let options = Options::read(&fields, &app.options)?;
+    let (prompts, logprobs) = match endpoint {
+        Endpoint::Chat => {
+            let logprobs = chat::logprobs(&fields)?;
+            (vec![chat::prompt(app, &fields)?], logprobs)
+        }
+        Endpoint::Completions => {
+            let logprobs = completions::logprobs(&fields)?;
+            (completions::prompts(app, &fields, options.n)?, logprobs)
+        }
+    };
+    let context = app.engine.facts().shape.max_positions.map(|positions| positions.max(0) as usize);
+    if let Some(context) = context
+        && let Some(prompt) = prompts.iter().find(|prompt| prompt.tokens.len() >= context)
+    {
+        let length = prompt.tokens.len();
+        let message = format!(
+            "the prompt has {length} tokens, which fills the model's context of {context}: shorten it"
+        );
+        return Err(ApiError::invalid(message)
+            .param(endpoint.prompt_field())
+            .code("context_length_exceeded"));
+    }
+    Ok(Prepared { prompts, options, logprobs })
+}
+
+/// Refuses models that are not this server's.
+fn check_model(app: &App, fields: &Fields<'_>) -> Result<(), ApiError> {
+    let Some(model) = fields.string("model")? else { return Ok(()) };
+    if app.options.is_model(model) { Ok(()) } else { Err(no_model(app, model).param("model")) }
+}
+
+fn no_model(app: &App, model: &str) -> ApiError {
+    let message = format!("the model {model:?} is not here; this server has {:?}", app.options.model);
+    ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found")
+}
+
+/// Hands all answers of a request to the engine, or none; with the text that each begins with.
+fn submit(
+    app: &App,
+    endpoint: Endpoint,
+    prompts: Vec<Prompt>,
+    options: &Options,
+    logprobs: Option<usize>,
+    deadline: Option<Instant>,
+) -> Result<(Vec<String>, Vec<Answer>), ApiError> {
+    let (mut echoes, mut answers) = (Vec::new(), Vec::new());
+    for Prompt { tokens, echo } in prompts {
+        for _ in 0..options.n {
+            let request = russet_engine::Request {
+                prompt: tokens.clone(),
+                sampling: options.sampling.clone(),
+                seed: options.seed(answers.len()),
+                max_tokens: options.max_tokens,
+                stop: options.stop.clone(),
+                continues_prompt: endpoint == Endpoint::Completions,
+                prefill_chunk: None,
+            };
+            let submitted = app.engine.submit(request, SubmitOptions { top_logprobs: logprobs, deadline });
+            answers.push(submitted.map_err(|e| ApiError::refused(e, endpoint.prompt_field()))?);
+            echoes.push(echo.clone());
+        }
+    }
+    Ok((echoes, answers))
+}
+
+/// How the answers of one request are written.
+struct Format {
+    app: Arc<App>,
+    endpoint: Endpoint,
+    id: String,
+    created: u64,
+    has_logprobs: bool,
+    /// What each answer begins with.
+    echoes: Vec<String>,
+    /// The length of the text of each answer so far, in characters.
+    lengths: Vec<usize>,
+}
+
+impl Format {
+    fn new(app: Arc<App>, endpoint: Endpoint, has_logprobs: bool, echoes: Vec<String>) -> Self {
+        let prefix = match endpoint {
+            Endpoint::Chat => "chatcmpl-",
+            Endpoint::Completions => "cmpl-",
+        };
+        let lengths = echoes.iter().map(|echo| echo.chars().count()).collect();
+        Self { app, endpoint, id: random::id(prefix), created: now(), has_logprobs, echoes, lengths }
+    }
+
+    /// What every object begins with.
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Map<String, Value> {
+        let facts = self.app.engine.facts();
+        let fingerprint = format!("russet-{}-{}", env!("CARGO_PKG_VERSION"), facts.tier);
+        let mut envelope = Map::new();
+        envelope.insert("id".into(), json!(self.id));
+        envelope.insert("object".into(), json!(object));
+        envelope.insert("created".into(), json!(self.created));
+        envelope.insert("model".into(), json!(self.app.options.model));
+        envelope.insert("system_fingerprint".into(), json!(fingerprint));
+        envelope.insert("choices".into(), Value::Array(choices));
+        envelope
+    }
+
+    /// The log-probabilities of a part of an answer, null if none were asked for. `offset` is where the part begins.
+    fn logprobs(&self, entries: &[(u32, TokenLogprobs)], offset: usize) -> Value {
+        let tokenizer = &self.app.engine.facts().tokenizer;
+        match self.endpoint {
+            _ if !self.has_logprobs => Value::Null,
+            Endpoint::Chat => logprobs::chat(tokenizer, entries),
+            Endpoint::Completions => logprobs::completions(tokenizer, entries, offset),
+        }
+    }
+
+    /// All answers in one object.
+    async fn whole(self, mut choices: Choices) -> Result<Value, ApiError> {
+        let mut texts = self.echoes.clone();
+        let mut entries = vec![Vec::new(); texts.len()];
+        let mut reasons = vec![FinishReason::Stop; texts.len()];
+        while let Some(piece) = choices.next().await {
+            let Piece { choice, text, logprobs, end } = piece?;
+            if let Some(all) = texts.get_mut(choice) {
+                all.push_str(&text);
+            }
+            if let Some(all) = entries.get_mut(choice) {
+                all.extend(logprobs);
+            }
+            if let (Some(reason), Some(end)) = (reasons.get_mut(choice), end) {
+                *reason = end;
+            }
+        }
+        let whole = texts.iter().zip(&entries).zip(&reasons).zip(&self.lengths).enumerate();
+        let objects = whole.map(|(index, (((text, entries), reason), offset))| {
+            let (logprobs, reason) = (self.logprobs(entries, *offset), reason.name());
+            match self.endpoint {
+                Endpoint::Chat => json!({
+                    "index": index,
+                    "message": {"role": "assistant", "content": text, "refusal": null},
+                    "logprobs": logprobs,
+                    "finish_reason": reason,
+                }),
+                Endpoint::Completions => {
+                    json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+                }
+            }
+        });
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion",
+            Endpoint::Completions => "text_completion",
+        };
+        let mut body = self.envelope(object, objects.collect());
+        body.insert("usage".into(), usage(choices.usage()));
+        Ok(Value::Object(body))
+    }
+
+    /// A chunk of a stream, with one choice or none.
+    fn chunk(&self, choice: Option<Value>) -> Map<String, Value> {
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completions => "text_completion",
+        };
+        self.envelope(object, choice.into_iter().collect())
+    }
+
+    /// The chunks that begin a stream.
+    fn beginning(&self) -> Vec<Map<String, Value>> {
+        let first = |(index, echo): (usize, &String)| match self.endpoint {
+            Endpoint::Chat => Some(json!({
+                "index": index,
+                "delta": {"role": "assistant", "content": "", "refusal": null},
+                "logprobs": null,
+                "finish_reason": null,
+            })),
+            Endpoint::Completions if echo.is_empty() => None,
+            Endpoint::Completions => {
+                Some(json!({"index": index, "text": echo, "logprobs": null, "finish_reason": null}))
+            }
+        };
+        let first = self.echoes.iter().enumerate().filter_map(first);
+        first.map(|choice| self.chunk(Some(choice))).collect()
+    }
+
+    /// The chunk of what became final, if it says anything.
+    fn piece(&mut self, piece: &Piece) -> Option<Map<String, Value>> {
+        let Piece { choice: index, text, logprobs: entries, end } = piece;
+        if text.is_empty() && entries.is_empty() && end.is_none() {
+            return None;
+        }
+        let offset = self.lengths.get(*index).copied().unwrap_or(0);
+        let logprobs = if entries.is_empty() { Value::Null } else { self.logprobs(entries, offset) };
+        if let Some(length) = self.lengths.get_mut(*index) {
+            *length += text.chars().count();
+        }
+        let reason = end.map(FinishReason::name);
+        let choice = match self.endpoint {
+            Endpoint::Chat => {
+                let delta = if text.is_empty() { json!({}) } else { json!({"content": text}) };
+                json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+            }
+            Endpoint::Completions => {
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+            }
+        };
+        Some(self.chunk(Some(choice)))
+    }
+}
+
+fn usage(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    })
+}
+
+/// A stream of server-sent events. Dropping it, as a client that leaves does, ends the request.
+struct Stream {
+    format: Format,
+    choices: Choices,
+    include_usage: bool,
+    ready: VecDeque<Event>,
+    ended: bool,
+}
+
+impl Stream {
+    fn push(&mut self, mut chunk: Map<String, Value>) {
+        if self.include_usage {
+            chunk.entry("usage").or_insert(Value::Null);
+        }
+        self.ready.push_back(Event::default().data(Value::Object(chunk).to_string()));
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            match self.choices.next().await {
+                Some(Ok(piece)) => {
+                    if let Some(chunk) = self.format.piece(&piece) {
+                        self.push(chunk);
+                    }
+                }
+                Some(Err(error)) => {
+                    self.ready.push_back(Event::default().data(error.body().to_string()));
+                    self.ended = true;
+                }
+                None => {
+                    if self.include_usage {
+                        let mut chunk = self.format.chunk(None);
+                        chunk.insert("usage".into(), usage(self.choices.usage()));
+                        self.push(chunk);
+                    }
+                    self.ready.push_back(Event::default().data("[DONE]"));
+                    self.ended = true;
+                }
+            }
+        }
+    }
+}
+
+fn stream_response(format: Format, choices: Choices, include_usage: bool) -> Response {
+    let keep_alive = KeepAlive::new().interval(format.app.options.keep_alive).text("keep-alive");
+    let beginning = format.beginning();
+    let mut stream = Stream { format, choices, include_usage, ready: VecDeque::new(), ended: false };
+    for chunk in beginning {
+        stream.push(chunk);
+    }
+    let events = stream::unfold(stream, async |mut stream| {
+        let event = stream.next().await?;
+        Some((Ok::<_, Infallible>(event), stream))
+    });
+    // Proxies must not hold events back.
+    ([("x-accel-buffering", "no")], Sse::new(events).keep_alive(keep_alive)).into_response()
+}
+
+/// `GET /v1/models`.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
+    json_response(StatusCode::OK, &json!({"object": "list", "data": [model_object(&app)]}))
+}
+
+/// `GET /v1/models/{id}`.
+pub(crate) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+    if app.options.is_model(&id) {
+        return json_response(StatusCode::OK, &model_object(&app));
+    }
+    no_model(&app, &id).into_response()
+}
+
+fn model_object(app: &App) -> Value {
+    let facts = app.engine.facts();
+    json!({
+        "id": app.options.model,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "russet",
+        "context_length": facts.shape.max_positions,
+        "fidelity": facts.tier.to_string(),
+    })
+}

@@ -1,0 +1,132 @@
+//! The server when its engine is slow, fails or stops, on a tiny checkpoint.
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::http::ask;
+use common::llama;
+use russet_engine::{Engine, EngineOptions, LanguageModel};
+use russet_mlx::Array;
+use russet_model::graphs::{Graph, Shape};
+use russet_model::{Cache, Fidelity, LoadOptions};
+use russet_server::{Error, ServerOptions, serve};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+/// What a graph does when it meets the token of a letter.
+struct Faulty(Box<dyn Graph>);
+
+impl Graph for Faulty {
+    fn forward(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> russet_model::Result<Array> {
+        let tokens_read = tokens.reshape([-1])?.to_vec::<u32>()?;
+        let has = |letter: char| tokens_read.contains(&u32::from(letter));
+        assert!(!has('P'), "a panic on purpose");
+        if has('F') {
+            return Err(russet_model::Error::Input("a fault on purpose".into()));
+        }
+        if has('S') {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        self.0.forward(tokens, cache, each_layer)
+    }
+
+    fn logits(&self, hidden: &Array) -> russet_model::Result<Array> {
+        self.0.logits(hidden)
+    }
+
+    fn new_cache(&self) -> Cache {
+        self.0.new_cache()
+    }
+
+    fn shape(&self) -> Shape {
+        self.0.shape()
+    }
+}
+
+/// A server in this process.
+struct Server {
+    address: SocketAddr,
+    thread: JoinHandle<Result<(), Error>>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Server {
+    fn start(dir: String) -> Self {
+        let load = move || {
+            let loaded = LanguageModel::load(dir.as_ref(), &LoadOptions::new(Fidelity::Auto))?;
+            let LanguageModel { model, tokenizer, eos } = loaded;
+            Ok(LanguageModel { model: model.with_graph(|graph| Box::new(Faulty(graph))), tokenizer, eos })
+        };
+        let engine = Arc::new(Engine::start(load, EngineOptions::default()).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let options = ServerOptions { keep_alive: Duration::from_millis(50), ..ServerOptions::new("faulty") };
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+            runtime.block_on(serve(listener, engine, options, async { drop(stopped.await) }))
+        });
+        Self { address, thread, stop }
+    }
+
+    fn complete(&self, prompt: &str, stream: bool) -> common::http::Reply {
+        let body = json!({"prompt": prompt, "max_tokens": 2, "stream": stream}).to_string();
+        let headers = [("Content-Type", "application/json")];
+        ask(self.address, "POST", "/v1/completions", &headers, &body)
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        let _ = self.stop.send(());
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn a_fault_is_the_request_s_own() {
+    let Some(model) = llama() else { return };
+    let server = Server::start(model);
+    assert!(server.complete("F", false).fails(500).contains("a fault on purpose"));
+    let stream = server.complete("F", true);
+    assert_eq!(stream.status, 200);
+    let event = stream.body.trim_end().rsplit("data: ").next().unwrap();
+    let error: serde_json::Value = serde_json::from_str(event).unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("a fault on purpose"), "{stream:?}");
+    assert!(!stream.body.contains("[DONE]"));
+    assert_eq!(server.complete("a", false).status, 200);
+    let health = ask(server.address, "GET", "/health", &[], "");
+    assert_eq!(health.status, 200);
+    assert!(health.json()["last_error"].as_str().unwrap().contains("a fault on purpose"), "{health:?}");
+    assert!(server.finish().is_ok());
+}
+
+#[test]
+fn a_server_without_engine_ends_with_the_reason() {
+    let Some(model) = llama() else { return };
+    let server = Server::start(model);
+    let reply = server.complete("P", false);
+    assert!(reply.fails(503).contains("a panic on purpose"), "{reply:?}");
+    let begin = Instant::now();
+    let error = server.thread.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("the engine has stopped") && error.contains("a panic on purpose"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_stream_that_waits_shows_that_it_lives() {
+    let Some(model) = llama() else { return };
+    let server = Server::start(model);
+    let stream = server.complete("S", true);
+    let comments = stream.body.split("\n\n").filter(|event| *event == ": keep-alive").count();
+    assert!(comments >= 2, "{stream:?}");
+    assert!(stream.body.ends_with("data: [DONE]\n\n"));
+    assert!(server.finish().is_ok());
+}
