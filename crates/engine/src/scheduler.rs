@@ -99,11 +99,13 @@ impl<'m> Scheduler<'m> {
                 }
                 continue;
             }
-            match self.batch.step() {
+            let steps = self.batch.step();
+            // Before those end that have only one token to get.
+            self.keep_prompts();
+            match steps {
                 Ok(steps) => self.deliver(steps)?,
                 Err(e) => self.isolate(e)?,
             }
-            self.keep_prompts();
             self.publish();
         }
     }

@@ -82,6 +82,9 @@ fn a_repeated_prompt_is_read_once() {
             // The same again: all but the last token is known.
             let again = collect(submit(&engine, &Request::new(prompt.clone(), 6)));
             assert_eq!((&again.0, again.3), (&first.0, 59), "{name} {tier}");
+            // Also where the answer was a single token.
+            let other = Request::new(numbers.prompt(50), 1);
+            assert_eq!([(); 2].map(|()| collect(submit(&engine, &other)).3), [0, 49], "{name} {tier}");
             // One token more or less than was ever read.
             let longer = [prompt.as_slice(), &[7]].concat();
             for prompt in [&longer[..], &prompt[..59], &longer[..], &prompt[..59]] {
