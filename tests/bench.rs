@@ -24,6 +24,7 @@ fn json_has_the_documented_keys_and_plausible_values() {
             "fidelity",
             "prompt_tokens",
             "gen_tokens",
+            "sequences",
             "weights_bytes",
             "peak_rss_bytes",
             "prefill_tps",
@@ -47,6 +48,16 @@ fn json_has_the_documented_keys_and_plausible_values() {
     let [tps, ms] =
         [("prefill_tps", "max"), ("ttft_ms", "min")].map(|(key, name)| report[key][name].as_f64().unwrap());
     assert!((tps * ms / 1e3 - 7.0).abs() < 1e-6, "{report}");
+}
+
+#[test]
+fn rates_are_those_of_all_sequences_together() {
+    let Some(model) = llama() else { return };
+    let options = ["--prompt-tokens", "9", "--gen-tokens", "5", "--runs", "1", "--sequences", "4"];
+    let report = russet(&[&["bench", "--json", &model], options.as_slice()].concat()).json();
+    assert_eq!(report["sequences"], 4);
+    let value = |key: &str| report[key]["median"].as_f64().unwrap();
+    assert!((value("prefill_tps") * value("ttft_ms") / 1e3 - 36.0).abs() < 1e-6, "{report}");
 }
 
 #[test]
