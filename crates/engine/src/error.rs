@@ -25,7 +25,7 @@ pub enum Error {
     #[error("the request's time is over")]
     Deadline,
     /// The engine is told to stop and takes no more requests.
-    #[error("the engine is stopping")]
+    #[error("the engine is shutting down and takes no more requests")]
     Stopping,
     /// The engine can't run, or does not run any more.
     #[error("the engine can't run: {0}")]
