@@ -303,7 +303,7 @@ pub(crate) struct ServeArgs {
     /// repeated
     #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = "Network")]
     pub(crate) allowed_host: Vec<String>,
-    /// Origin of web pages that may use the server, such as https://example.org, or * for all; may be repeated
+    /// Origin of web pages that may use the server, such as `https://example.org`, or * for all; may be repeated
     #[arg(
         long,
         value_name = "ORIGIN",
