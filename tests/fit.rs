@@ -3,16 +3,9 @@
 mod common;
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use common::watch_memory;
 use serde_json::Value;
-
-/// The most memory that a process has had in RAM, in bytes; known on Linux only, and while it runs.
-fn peak_rss(process: u32) -> Option<usize> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
-    Some(peak?.trim().parse::<usize>().unwrap() * 1024)
-}
 
 fn fit(args: &[&str]) -> Value {
     let home = common::shared_home();
@@ -49,11 +42,7 @@ fn the_prediction_is_within_a_tenth_of_what_a_run_takes() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut peak = 0;
-        while child.try_wait().unwrap().is_none() {
-            peak = peak.max(peak_rss(child.id()).unwrap_or(0));
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let peak = watch_memory(&mut child);
         let output = child.wait_with_output().unwrap();
         let result: Value = serde_json::from_slice(&output.stdout).unwrap();
         let context = result["timings"]["prompt_tokens"].as_u64().unwrap() + tokens;

@@ -3,17 +3,10 @@
 mod common;
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use common::{peak_rss, watch_memory};
 use russet_mlx::memory;
 use russet_model::{Fidelity, LoadOptions, Model, Tier};
-
-/// The most memory that a process has had in RAM, in bytes; known on Linux only, and while it runs.
-fn peak_rss(process: &str) -> Option<usize> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
-    Some(peak?.trim().parse::<usize>().unwrap() * 1024)
-}
 
 #[test]
 fn loading_copies_no_weight() {
@@ -43,11 +36,7 @@ fn an_answer_needs_little_more_than_the_weights() {
         let args = ["run", "Once upon a time", "--raw", "--temp", "0", "--max-tokens", "24"];
         let mut child =
             Command::new(common::RUSSET).args(args).args(options).stdout(Stdio::null()).spawn().unwrap();
-        let (process, mut peak) = (child.id().to_string(), 0);
-        while child.try_wait().unwrap().is_none() {
-            peak = peak.max(peak_rss(&process).unwrap_or(0));
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let peak = watch_memory(&mut child);
         assert!(child.wait().unwrap().success());
         if cfg!(target_os = "linux") {
             assert!((WEIGHTS..limit * WEIGHTS).contains(&(peak as f64)), "{options:?}: {peak} bytes in RAM");

@@ -189,3 +189,20 @@ pub(crate) fn starter() -> PathBuf {
     let report = russet(&["inspect", "--json", "--home", &home]).json();
     PathBuf::from(report["path"].as_str().unwrap())
 }
+
+/// The most memory that a process has had in RAM, in bytes; known on Linux only, and while it runs.
+pub(crate) fn peak_rss(process: &str) -> Option<usize> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+    Some(peak?.trim().parse::<usize>().unwrap() * 1024)
+}
+
+/// Waits for a process to end; returns the most memory that it had.
+pub(crate) fn watch_memory(child: &mut Child) -> usize {
+    let (process, mut peak) = (child.id().to_string(), 0);
+    while child.try_wait().unwrap().is_none() {
+        peak = peak.max(peak_rss(&process).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    peak
+}

@@ -71,6 +71,8 @@ struct Sequence {
 /// A sequence whose prompt is read.
 struct Prompt {
     sequence: Sequence,
+    /// Tokens that were read before it came.
+    known: usize,
     /// Tokens that are read; the last one is the first step's.
     read: usize,
     /// The state after these, until the prompt has a row.
@@ -227,7 +229,7 @@ impl<'m> Batch<'m> {
         };
         self.next_id += 1;
         let id = sequence.id;
-        self.waiting.push_back(Prompt { sequence, read, cache: prefix });
+        self.waiting.push_back(Prompt { sequence, known: read, read, cache: prefix });
         Ok(id)
     }
 
@@ -247,10 +249,11 @@ impl<'m> Batch<'m> {
         sequence.keys = sequence.settled_keys.clone();
         sequence.history = None;
         self.next_id = self.next_id.max(sequence.id.0 + 1);
-        self.waiting.push_back(Prompt { sequence, read: 0, cache: None });
+        self.waiting.push_back(Prompt { sequence, known: 0, read: 0, cache: None });
     }
 
-    /// The states of the prompts that were read since the last call: of all tokens but the last.
+    /// The states of the prompts that were read since the last call: of all tokens but the last. Of prompts that came
+    /// with this state there is none.
     pub fn take_read(&mut self) -> Vec<(SequenceId, Cache)> {
         mem::take(&mut self.read)
     }
@@ -349,9 +352,10 @@ impl<'m> Batch<'m> {
             return Ok(Vec::new());
         };
         if self.keep_prompts {
+            // Of which nothing was read, the state is known.
+            let new = |prompt: &&Prompt| prompt.read > prompt.known;
             for &row in &ready {
-                if let Some(prompt) = self.prompts.get(row).filter(|prompt| prompt.sequence.tokens.len() > 1)
-                {
+                if let Some(prompt) = self.prompts.get(row).filter(new) {
                     self.read.push((prompt.sequence.id, cache.extract(row)?));
                 }
             }

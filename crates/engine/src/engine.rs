@@ -12,6 +12,7 @@ use russet_model::{Model, Tier};
 use russet_text::{EosTokenIds, Tokenizer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::generate::room_in_context;
 use crate::memory_plan::MemoryPlan;
 use crate::prompt_cache::PromptCacheStatistics;
 use crate::scheduler::{Command, Scheduler};
@@ -413,14 +414,8 @@ impl Engine {
             )));
         }
         request.sampling.check(shape.vocabulary).map_err(Refusal::Invalid)?;
-        let context = shape.max_positions.map_or(usize::MAX, |positions| positions.max(0) as usize);
-        if length >= context {
-            let message = format!(
-                "the prompt has {length} tokens, which fills the model's context of {context}: shorten it"
-            );
-            return Err(invalid(message));
-        }
-        let wanted = length.saturating_add(request.max_tokens).min(context);
+        let room = room_in_context(shape, length).map_err(Refusal::Invalid)?;
+        let wanted = length.saturating_add(request.max_tokens.min(room));
         let plan = &self.facts.memory;
         let longest = plan.longest(wanted);
         if longest <= length {

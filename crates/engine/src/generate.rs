@@ -3,6 +3,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use russet_mlx::memory;
+use russet_model::graphs::Shape;
 use russet_model::profile::Resolution;
 use russet_model::{Checkpoint, LoadOptions, Model, Tier};
 use russet_text::{EosTokenIds, StreamingDetokenizer, Tokenizer};
@@ -221,7 +222,7 @@ pub fn generate_with(
     request: &Request,
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let max_tokens = limit_to_context(model, request)?;
+    let max_tokens = request.max_tokens.min(room_in_context(&model.shape(), request.prompt.len())?);
     memory::reset_peak();
     let start = Instant::now();
 
@@ -279,15 +280,16 @@ pub fn generate_with(
     Ok(generation)
 }
 
-/// The token limit, cut to what the model's positions leave room for.
-fn limit_to_context(model: &Model, request: &Request) -> Result<usize> {
-    let Some(positions) = model.shape().max_positions else { return Ok(request.max_tokens) };
-    let room = (positions as usize).saturating_sub(request.prompt.len());
-    if room == 0 {
-        return Err(Error::Prompt(format!(
-            "the prompt has {} tokens, which fills the model's context of {positions}: shorten it",
-            request.prompt.len()
-        )));
+/// How many tokens the model's positions leave room for behind a prompt of `length` tokens.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn room_in_context(shape: &Shape, length: usize) -> Result<usize> {
+    let Some(positions) = shape.max_positions else { return Ok(usize::MAX) };
+    match (positions as usize).saturating_sub(length) {
+        0 => Err(Error::Prompt(format!(
+            "the prompt has {length} tokens, which fills the model's context of {positions}: shorten it"
+        ))),
+        room => Ok(room),
     }
-    Ok(request.max_tokens.min(room))
 }

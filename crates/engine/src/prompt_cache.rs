@@ -118,6 +118,8 @@ impl PromptCache {
         self.clock += 1;
         let mut nodes = &mut self.roots;
         let mut depth = 0;
+        // All that is new, from its first token on: a segment may cost a copy of the whole state.
+        let mut added: Option<(usize, CacheSegment)> = None;
         for block in tokens.chunks(self.block) {
             let end = depth + block.len();
             // Layers without segments are known at the end alone.
@@ -128,9 +130,13 @@ impl PromptCache {
             let index = match nodes.iter().position(|node| node.tokens == block) {
                 Some(index) => index,
                 None => {
+                    let (first, segment) = match &mut added {
+                        Some(added) => added,
+                        none => none.insert((depth, cache.segment(depth..tokens.len())?)),
+                    };
                     let node = Node {
                         tokens: block.to_vec(),
-                        segment: cache.segment(depth..end)?,
+                        segment: segment.part(depth - *first..end - *first)?,
                         state: None,
                         children: Vec::new(),
                         last_use: Cell::new(self.clock),
