@@ -328,6 +328,10 @@ pub(crate) struct ServeArgs {
     /// Memory for the states of prompts that may come again; 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size, help_heading = "Serving")]
     pub(crate) prompt_cache_bytes: usize,
+    /// Keep the states of answers there too: the next turn of a chat begins sooner, but its last bits, and so
+    /// sometimes its text, depend on what was asked before
+    #[arg(long, help_heading = "Serving")]
+    pub(crate) prompt_cache_answers: bool,
     /// Memory for weights and all requests [default: what the machine has free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Serving")]
     pub(crate) memory_budget: Option<usize>,
@@ -348,7 +352,7 @@ pub(crate) struct ServeArgs {
         help_heading = "Serving"
     )]
     pub(crate) shutdown_timeout: u64,
-    /// What is logged to standard error; never prompts and answers
+    /// What is logged to standard error
     #[arg(
         long,
         value_enum,
@@ -361,6 +365,9 @@ pub(crate) struct ServeArgs {
     /// How it is logged
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text, help_heading = "Serving")]
     pub(crate) log_format: LogFormat,
+    /// Log prompts and answers too
+    #[arg(long, help_heading = "Serving")]
+    pub(crate) log_prompts: bool,
 
     /// Tokens of an answer, at most, where a request does not say
     #[arg(

@@ -203,6 +203,9 @@ fn status_tells_what_happened() {
 
     let stats = server.get("/stats").json();
     assert_eq!((&stats["requests"]["finished"], &stats["generated_tokens"]), (&json!(2), &json!(12)));
+    let memory = |name: &str| stats["memory"][name].as_u64().unwrap();
+    assert!(memory("mlx_peak_bytes") >= memory("mlx_active_bytes") && memory("mlx_active_bytes") > 0, "{stats}");
+    assert!(memory("resident_bytes") > memory("mlx_active_bytes"), "{stats}");
     assert_eq!(server.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
     let metrics = server.get("/metrics");
     assert_eq!(metrics.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
@@ -225,6 +228,9 @@ fn status_tells_what_happened() {
         "russet_inter_token_seconds_count 10",
         "russet_time_to_first_token_seconds_bucket{le=\"+Inf\"} 2",
         "russet_decode_tokens_per_second_count 2",
+        // A prompt in one call, then a step for each token: one request at a time.
+        "russet_batch_size_bucket{le=\"1\"} 14",
+        "russet_batch_size_count 14",
     ] {
         assert!(metrics.body.lines().any(|other| other == line), "{line} is not in {}", metrics.body);
     }
@@ -238,6 +244,48 @@ fn status_tells_what_happened() {
     assert!(lines.iter().any(|line| line["path"] == "/nothing" && line["status"] == 404), "{log}");
     let said = answer["choices"][0]["text"].as_str().unwrap().trim();
     assert!(!log.contains(secret) && !log.contains(said), "{log}");
+}
+
+#[test]
+fn prompts_are_logged_on_request() {
+    let server = Server::start(&["--log-format", "json", "--log-prompts", "--temp", "0"]);
+    let body = r#"{"prompt": "The capital of France is", "max_tokens": 5}"#;
+    let said = server.post("/v1/completions", body).json()["choices"][0]["text"].clone();
+    server.signal("TERM");
+    let (_, log) = server.finish();
+    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let text = |message: &str| lines.iter().find(|line| line["message"] == message).map(|line| &line["text"]);
+    assert_eq!((text("prompt"), text("answer")), (Some(&json!("The capital of France is")), Some(&said)), "{log}");
+}
+
+#[test]
+fn a_client_that_leaves_ends_its_answer_within_a_step() {
+    let server = Server::start(&[]);
+    for round in 0..5 {
+        let before = server.get("/stats").json();
+        let (generated, cancelled) = (&before["generated_tokens"], &before["requests"]["cancelled"]);
+        let mut stream = server.stream(LONG);
+        // What the client was sent by the time it leaves.
+        let mut received = Vec::new();
+        while received.windows(7).filter(|window| window == b"\ndata: ").count() < 20 {
+            let mut buffer = [0; 4096];
+            let read = stream.read(&mut buffer).unwrap();
+            received.extend_from_slice(&buffer[..read]);
+        }
+        drop(stream);
+        let end = Instant::now() + Duration::from_secs(20);
+        let after = loop {
+            let stats = server.get("/stats").json();
+            if stats["requests"]["cancelled"] != *cancelled {
+                break stats;
+            }
+            assert!(Instant::now() < end, "{stats}");
+        };
+        let events = received.windows(7).filter(|window| window == b"\ndata: ").count() as u64;
+        let generated = after["generated_tokens"].as_u64().unwrap() - generated.as_u64().unwrap();
+        // One step notices, and one may have been on its way; threads wait for a core now and then.
+        assert!(generated <= events + 8, "round {round}: {generated} tokens, {events} of them received");
+    }
 }
 
 #[test]

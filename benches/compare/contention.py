@@ -14,8 +14,6 @@ import sys
 
 from compare import ROOT, gguf_files, measure_elsewhere, run_russet
 
-DECODE_TOKENS = 32
-
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -25,8 +23,8 @@ def main():
     _, requantized = gguf_files(ROOT / "target/compare/gguf")
     binary = ROOT / "target/release/russet"
     competitors = {
-        "russet": lambda threads: run_russet(binary, threads, 1, DECODE_TOKENS),
-        "llama.cpp Q4_0": lambda threads: measure_elsewhere("llama", requantized, threads, 1, DECODE_TOKENS),
+        "russet": lambda threads: run_russet(binary, threads, "decode", 1),
+        "llama.cpp Q4_0": lambda threads: measure_elsewhere("llama", requantized, threads, "decode", 1),
     }
     samples = {}
     for _ in range(a.repeats):

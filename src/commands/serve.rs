@@ -53,6 +53,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<ExitCode> {
         max_connections: args.max_connections,
         request_timeout: args.request_timeout.map(Duration::from_secs),
         shutdown_timeout: Duration::from_secs(args.shutdown_timeout),
+        log_prompts: args.log_prompts,
         ..ServerOptions::new(located.name.clone())
     };
     let runtime = Builder::new_multi_thread()
@@ -118,6 +119,7 @@ fn start_engine(located: &Located, args: &ServeArgs) -> Result<Engine> {
         queue: args.queue,
         prefill_chunk: args.loading.prefill_chunk,
         prompt_cache: args.prompt_cache_bytes,
+        cache_answers: args.prompt_cache_answers,
         memory_budget: args.memory_budget,
     };
     let (dir, loading) = (located.dir.clone(), args.loading.load_options()?);

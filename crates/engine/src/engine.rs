@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use russet_mlx::memory;
 use russet_model::graphs::Shape;
 use russet_model::{Model, Tier};
 use russet_text::{EosTokenIds, Tokenizer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::generate::room_in_context;
+use crate::histogram::Histogram;
 use crate::memory_plan::MemoryPlan;
 use crate::prompt_cache::PromptCacheStatistics;
 use crate::scheduler::{Command, Scheduler};
@@ -30,13 +32,23 @@ pub struct EngineOptions {
     pub prefill_chunk: Option<usize>,
     /// Bytes of states that are kept for prompts that begin alike; 0 keeps none.
     pub prompt_cache: usize,
+    /// Keep the states of answers too, for prompts that go on after them. A generated token's state has other last bits
+    /// than the same token's in a prompt, so answers then depend on what was asked before.
+    pub cache_answers: bool,
     /// Bytes that weights and states may take in all; what the machine has, where absent.
     pub memory_budget: Option<usize>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { width: 32, queue: 256, prefill_chunk: None, prompt_cache: 1 << 30, memory_budget: None }
+        Self {
+            width: 32,
+            queue: 256,
+            prefill_chunk: None,
+            prompt_cache: 1 << 30,
+            cache_answers: false,
+            memory_budget: None,
+        }
     }
 }
 
@@ -207,34 +219,23 @@ pub struct EngineStatus {
     pub prompt_cache_bytes: usize,
     /// What became of the prompts that were looked up there.
     pub prompt_cache: PromptCacheStatistics,
-    /// From arrival to the first token.
+    /// From arrival to the first token, in seconds.
     pub time_to_first_token: Histogram,
+    /// Requests that ran at each step.
+    pub batch_size: Histogram,
+    /// What MLX has in memory.
+    pub memory: MemoryUse,
 }
 
-/// Durations, counted by size.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Histogram {
-    /// How many were at most as long as the bound of the same index of [`Histogram::BOUNDS`].
-    pub counts: [u64; Self::BOUNDS.len()],
-    /// How many there were.
-    pub count: u64,
-    /// Their sum in seconds.
-    pub sum: f64,
-}
-
-impl Histogram {
-    /// Upper bounds in seconds.
-    pub const BOUNDS: [f64; 14] =
-        [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
-
-    fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        for (count, bound) in self.counts.iter_mut().zip(Self::BOUNDS) {
-            *count += u64::from(seconds <= bound);
-        }
-        self.count += 1;
-        self.sum += seconds;
-    }
+/// What MLX has in memory, in bytes. Mapped weights are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In use.
+    pub active: usize,
+    /// The most that has been in use.
+    pub peak: usize,
+    /// Kept for reuse.
+    pub cached: usize,
 }
 
 /// What both sides of the channel know.
@@ -253,7 +254,7 @@ pub(crate) struct Counters {
     generated: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     stopped: Option<String>,
     last_error: Option<String>,
@@ -261,6 +262,26 @@ struct State {
     prompt_cache_bytes: usize,
     prompt_cache: PromptCacheStatistics,
     time_to_first_token: Histogram,
+    batch_size: Histogram,
+    memory: MemoryUse,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        const SECONDS: &[f64] =
+            &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+        const REQUESTS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+        Self {
+            stopped: None,
+            last_error: None,
+            running: 0,
+            prompt_cache_bytes: 0,
+            prompt_cache: PromptCacheStatistics::default(),
+            time_to_first_token: Histogram::new(SECONDS),
+            batch_size: Histogram::new(REQUESTS),
+            memory: MemoryUse::default(),
+        }
+    }
 }
 
 impl Shared {
@@ -284,7 +305,7 @@ impl Shared {
 
     pub(crate) fn observe_first_token(&self, after: Duration) {
         self.observe_token();
-        self.state().time_to_first_token.observe(after);
+        self.state().time_to_first_token.observe(after.as_secs_f64());
     }
 
     pub(crate) fn observe_token(&self) {
@@ -296,6 +317,12 @@ impl Shared {
         state.running = running;
         state.prompt_cache_bytes = bytes;
         state.prompt_cache = statistics;
+        state.memory =
+            MemoryUse { active: memory::active(), peak: memory::peak(), cached: memory::cache() };
+    }
+
+    pub(crate) fn observe_batch(&self, size: usize) {
+        self.state().batch_size.observe(size as f64);
     }
 
     fn failure(&self) -> String {
@@ -450,6 +477,8 @@ impl Engine {
             prompt_cache_bytes: state.prompt_cache_bytes,
             prompt_cache: state.prompt_cache,
             time_to_first_token: state.time_to_first_token.clone(),
+            batch_size: state.batch_size.clone(),
+            memory: state.memory,
         }
     }
 

@@ -11,6 +11,7 @@ mod engine;
 mod error;
 pub mod evaluate;
 mod generate;
+mod histogram;
 mod memory_plan;
 mod prompt_cache;
 mod sampling;
@@ -20,13 +21,14 @@ mod steps;
 pub use batch::{Batch, BatchOptions, BatchStep, Paused, SequenceId};
 pub use embed::{Embedder, Purpose};
 pub use engine::{
-    Answer, Engine, EngineOptions, EngineStatus, Histogram, ModelFacts, Output, Refusal, SubmitOptions,
+    Answer, Engine, EngineOptions, EngineStatus, MemoryUse, ModelFacts, Output, Refusal, SubmitOptions,
     TokenLogprobs,
 };
 pub use error::{Error, Result};
 pub use generate::{
     Event, FinishReason, Generation, LanguageModel, Request, Statistics, TextModel, generate, generate_with,
 };
+pub use histogram::Histogram;
 pub use memory_plan::MemoryPlan;
 pub use prompt_cache::{PromptCache, PromptCacheStatistics};
 pub use sampling::Sampling;

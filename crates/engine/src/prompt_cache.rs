@@ -13,12 +13,15 @@ use crate::Result;
 ///
 /// A block is what one call reads. A state at the end of a block is therefore what any other prompt that begins like it
 /// would compute, in every bit, and so is the rest of a prompt only for the same prompt: answers do not depend on what
-/// was asked before. The cache belongs to one loaded model, and so to one artifact, fidelity and kind of cache: within
+/// was asked before. A cache that is told to gives up the last bits of that, and continues any tokens that it knows. The
+/// cache belongs to one loaded model, and so to one artifact, fidelity and kind of cache: within
 /// it tokens name a state.
 #[derive(Debug)]
 pub struct PromptCache {
     /// Tokens of a block.
     block: usize,
+    /// Fewest tokens of a node that a prompt may go on after: those of a block, or any.
+    least: usize,
     capacity: usize,
     roots: Vec<Node>,
     bytes: usize,
@@ -61,8 +64,20 @@ impl Node {
 impl PromptCache {
     /// An empty cache of at most `capacity` bytes, for prompts that are read in chunks of `block` tokens.
     pub fn new(capacity: usize, block: usize) -> Self {
-        let statistics = PromptCacheStatistics::default();
-        Self { block: block.max(1), capacity, roots: Vec::new(), bytes: 0, clock: 0, statistics }
+        Self {
+            block: block.max(1),
+            least: block.max(1),
+            capacity,
+            roots: Vec::new(),
+            bytes: 0,
+            clock: 0,
+            statistics: PromptCacheStatistics::default(),
+        }
+    }
+
+    /// Lets prompts go on after any tokens that are known: states have other last bits than cold ones then.
+    pub fn continuing_anywhere(self) -> Self {
+        Self { least: 1, ..self }
     }
 
     /// Bytes of all keys, values, states and tokens.
@@ -84,12 +99,12 @@ impl PromptCache {
         self.clock += 1;
         let mut cache = model.new_cache();
         let segments_only = cache.is_segments();
-        let rest = prompt.split_last().map_or(prompt, |(_, rest)| rest);
+        let mut rest = prompt.split_last().map_or(prompt, |(_, rest)| rest);
         let mut path = Vec::new();
         let mut usable = 0;
         let mut nodes = &self.roots;
-        for block in rest.chunks(self.block) {
-            let Some(node) = nodes.iter().find(|node| node.tokens == block) else { break };
+        while let Some(node) = position(nodes, rest, self.least).and_then(|index| nodes.get(index)) {
+            rest = rest.get(node.tokens.len()..).unwrap_or_default();
             node.last_use.set(self.clock);
             path.push(node);
             if segments_only || node.state.is_some() {
@@ -117,26 +132,21 @@ impl PromptCache {
     pub fn insert(&mut self, tokens: &[u32], cache: &Cache) -> Result<()> {
         self.clock += 1;
         let mut nodes = &mut self.roots;
-        let mut depth = 0;
+        let (mut rest, mut depth) = (tokens, 0);
         // All that is new, from its first token on: a segment may cost a copy of the whole state.
         let mut added: Option<(usize, CacheSegment)> = None;
-        for block in tokens.chunks(self.block) {
-            let end = depth + block.len();
-            // Layers without segments are known at the end alone.
-            let state = || match end == tokens.len() && !cache.is_segments() {
-                true => cache.state().map(Some),
-                false => Ok(None),
-            };
-            let index = match nodes.iter().position(|node| node.tokens == block) {
+        while !rest.is_empty() {
+            let index = match position(nodes, rest, self.least) {
                 Some(index) => index,
                 None => {
+                    let block = rest.get(..self.block).unwrap_or(rest);
                     let (first, segment) = match &mut added {
                         Some(added) => added,
                         none => none.insert((depth, cache.segment(depth..tokens.len())?)),
                     };
                     let node = Node {
                         tokens: block.to_vec(),
-                        segment: segment.part(depth - *first..end - *first)?,
+                        segment: segment.part(depth - *first..depth + block.len() - *first)?,
                         state: None,
                         children: Vec::new(),
                         last_use: Cell::new(self.clock),
@@ -151,16 +161,26 @@ impl PromptCache {
             };
             let Some(node) = nodes.get_mut(index) else { break };
             node.last_use.set(self.clock);
-            if node.state.is_none() {
+            rest = rest.get(node.tokens.len()..).unwrap_or_default();
+            depth += node.tokens.len();
+            // Layers without segments are known at the end alone.
+            if rest.is_empty() && node.state.is_none() && !cache.is_segments() {
                 let before = node.bytes();
-                node.state = state()?;
+                node.state = Some(cache.state()?);
                 self.bytes += node.bytes() - before;
             }
             nodes = &mut node.children;
-            depth = end;
         }
         self.shrink_to(self.capacity);
         Ok(())
+    }
+
+    /// [`PromptCache::insert`] for as many of `tokens` as `cache` has consumed. Not to be able to keep them is nobody's
+    /// error.
+    pub(crate) fn keep(&mut self, tokens: &[u32], cache: &Cache) {
+        if let Some(consumed) = tokens.get(..cache.offset().max(0) as usize) {
+            let _ = self.insert(consumed, cache);
+        }
     }
 
     /// Drops what was not used for the longest time until at most `bytes` are left.
@@ -176,6 +196,15 @@ impl PromptCache {
             let _ = memory::clear_cache();
         }
     }
+}
+
+/// Which of these nodes a prompt goes through, of which `rest` is left: the longest of those that have `least` tokens or
+/// all that are left.
+fn position(nodes: &[Node], rest: &[u32], least: usize) -> Option<usize> {
+    let fits =
+        |node: &Node| node.tokens.len() >= least.min(rest.len()).max(1) && rest.starts_with(&node.tokens);
+    let fitting = nodes.iter().enumerate().filter(|(_, node)| fits(node));
+    fitting.max_by_key(|(_, node)| node.tokens.len()).map(|(index, _)| index)
 }
 
 /// When the leaf was used that was not used for the longest time.

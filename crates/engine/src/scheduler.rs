@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use russet_mlx::Array;
+use russet_mlx::{Array, memory};
 
 use crate::answer::AnswerText;
 use crate::engine::{Output, Shared, Submission, TokenLogprobs};
@@ -13,6 +13,10 @@ use crate::{
     Batch, BatchOptions, BatchStep, EngineOptions, Error, FinishReason, LanguageModel, Paused, PromptCache,
     Result, SequenceId, Statistics, Step,
 };
+
+/// How often memory that was freed goes back to the system while there is work. The C allocator would keep it, in pieces
+/// that later states do not fit.
+const TRIM_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What reaches the engine's thread.
 pub(crate) enum Command {
@@ -34,6 +38,8 @@ struct Row {
     /// Memory that was set aside for it, in bytes.
     reserved: usize,
     generated: usize,
+    /// Prompt and answer so far, if they are to be kept.
+    tokens: Option<Vec<u32>>,
     begun: Instant,
     first_token: Option<Instant>,
 }
@@ -47,10 +53,12 @@ pub(crate) struct Scheduler<'m> {
     rows: HashMap<SequenceId, Row>,
     waiting: VecDeque<Box<Submission>>,
     prompt_cache: PromptCache,
+    cache_answers: bool,
     plan: MemoryPlan,
     width: usize,
     /// Sequences that went on alone after a call for all had failed.
     survivors: Vec<Paused>,
+    trimmed: Instant,
     stop: Option<Instant>,
 }
 
@@ -76,10 +84,15 @@ impl<'m> Scheduler<'m> {
             batch: Batch::new(&language_model.model, batch)?,
             rows: HashMap::new(),
             waiting: VecDeque::new(),
-            prompt_cache: PromptCache::new(options.prompt_cache, chunk),
+            prompt_cache: match options.cache_answers {
+                true => PromptCache::new(options.prompt_cache, chunk).continuing_anywhere(),
+                false => PromptCache::new(options.prompt_cache, chunk),
+            },
+            cache_answers: options.cache_answers && options.prompt_cache > 0,
             plan: options.memory_plan(&language_model.model),
             width: options.width,
             survivors: Vec::new(),
+            trimmed: Instant::now(),
             stop: None,
         })
     }
@@ -99,6 +112,11 @@ impl<'m> Scheduler<'m> {
                 }
                 continue;
             }
+            if self.trimmed.elapsed() >= TRIM_INTERVAL {
+                self.trim();
+            }
+            self.publish();
+            self.shared.observe_batch(self.rows.len());
             let steps = self.batch.step();
             // Before those end that have only one token to get.
             self.keep_prompts();
@@ -106,7 +124,6 @@ impl<'m> Scheduler<'m> {
                 Ok(steps) => self.deliver(steps)?,
                 Err(e) => self.isolate(e)?,
             }
-            self.publish();
         }
     }
 
@@ -115,6 +132,7 @@ impl<'m> Scheduler<'m> {
         loop {
             let idle = self.rows.is_empty() && self.waiting.is_empty() && self.stop.is_none();
             let command = if idle {
+                self.trim();
                 self.publish();
                 self.commands.recv().map_err(|_| TryRecvError::Disconnected)
             } else {
@@ -127,6 +145,12 @@ impl<'m> Scheduler<'m> {
                 Err(TryRecvError::Disconnected) => return false,
             }
         }
+    }
+
+    /// Gives memory that is not used back to the system.
+    fn trim(&mut self) {
+        memory::trim();
+        self.trimmed = Instant::now();
     }
 
     /// Ends requests that nobody waits for any more, and those that are over time.
@@ -208,6 +232,7 @@ impl<'m> Scheduler<'m> {
             cached,
             reserved,
             generated: 0,
+            tokens: self.cache_answers.then(|| submission.request.prompt.clone()),
             begun: Instant::now(),
             first_token: None,
             submission,
@@ -229,13 +254,17 @@ impl<'m> Scheduler<'m> {
             if let Ok(None) = outcome {
                 continue;
             }
-            if ended.is_none() {
-                self.batch.remove(id)?;
-            }
+            let cache = match ended {
+                Some(cache) => Some(cache),
+                None => self.batch.remove(id)?,
+            };
             let Some(mut row) = self.rows.remove(&id) else { continue };
             self.plan.release(row.reserved);
             match outcome {
                 Ok(reason) => {
+                    if let (Some(tokens), Some(cache)) = (&row.tokens, cache) {
+                        self.prompt_cache.keep(tokens, &cache);
+                    }
                     row.end(reason.unwrap_or(FinishReason::Length));
                     self.shared.count(&self.shared.counters.finished);
                 }
@@ -295,10 +324,8 @@ impl<'m> Scheduler<'m> {
     fn keep_prompts(&mut self) {
         for (id, cache) in self.batch.take_read() {
             let prompt = self.rows.get(&id).map(|row| row.submission.request.prompt.as_slice());
-            let consumed = prompt.and_then(|prompt| prompt.get(..cache.offset().max(0) as usize));
-            if let Some(tokens) = consumed {
-                // Not to be able to keep it is nobody's error.
-                let _ = self.prompt_cache.insert(tokens, &cache);
+            if let Some(prompt) = prompt {
+                self.prompt_cache.keep(prompt, &cache);
             }
         }
     }
@@ -324,6 +351,9 @@ impl Row {
         }
         self.first_token.get_or_insert(now);
         self.generated += 1;
+        if let Some(tokens) = &mut self.tokens {
+            tokens.push(step.token);
+        }
         let logprobs = match self.submission.top_logprobs {
             Some(count) => Some(top_logprobs(&step.logprobs, step.token, count)?),
             None => None,

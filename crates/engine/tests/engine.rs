@@ -100,6 +100,38 @@ fn a_repeated_prompt_is_read_once() {
 }
 
 #[test]
+fn a_chat_goes_on_after_its_answers_where_that_is_wanted() {
+    for (name, dir) in fixtures().unwrap_or_default() {
+        for (cache_answers, tier) in [(true, Tier::L1), (true, Tier::L3), (false, Tier::L1), (false, Tier::L3)] {
+            let engine = start(&dir, tier, EngineOptions { cache_answers, ..EngineOptions::default() });
+            let mut numbers = Numbers(3);
+            let mut chat = numbers.prompt(40);
+            // No end of text: it would hide what the answers have in common.
+            let sampling = Sampling { logit_bias: vec![(0, -1e9), (1, -1e9), (2, -1e9)], ..Sampling::default() };
+            let mut known = 0;
+            for turn in 0..4 {
+                let request = Request { sampling: sampling.clone(), ..Request::new(chat.clone(), 12) };
+                let (tokens, _, end, cached) = collect(submit(&engine, &request));
+                assert!(end.is_ok());
+                if cache_answers {
+                    assert_eq!(cached, known, "{name} {tier}, turn {turn}");
+                } else {
+                    assert_eq!(cached, 0, "{name} {tier}, turn {turn}: shorter than a block");
+                }
+                chat.extend(&tokens);
+                // The state may lack the last token, which nothing has consumed.
+                known = chat.len() - usize::from(tier == Tier::L3);
+                chat.extend(numbers.prompt(9));
+            }
+            // A chat that parts from it earlier goes on from the last turn that both have.
+            let fork = [&chat[..40], &numbers.prompt(30)].concat();
+            let (.., cached) = collect(submit(&engine, &Request::new(fork, 3)));
+            assert_eq!(cached, if cache_answers { 39 } else { 0 }, "{name} {tier}");
+        }
+    }
+}
+
+#[test]
 fn who_leaves_frees_the_row_and_who_is_late_is_told() {
     let Some((_, dir)) = fixtures().and_then(|all| all.into_iter().next()) else { return };
     let engine = start(&dir, Tier::L3, EngineOptions { width: 1, ..EngineOptions::default() });

@@ -50,6 +50,8 @@ struct Choice {
     logprobs: Logprobs,
     last_token: Option<u32>,
     last_token_at: Option<Instant>,
+    /// The text so far, if it is to be logged.
+    logged: Option<String>,
     ended: bool,
 }
 
@@ -67,6 +69,7 @@ impl Choices {
             logprobs: Logprobs::default(),
             last_token: None,
             last_token_at: None,
+            logged: app.options.log_prompts.then(String::new),
             ended: false,
         };
         Self {
@@ -113,17 +116,24 @@ impl Choices {
             Some(Output::Token { token, text, logprobs }) => {
                 let now = Instant::now();
                 if let Some(last) = choice.last_token_at.replace(now) {
-                    app.metrics.inter_token.observe((now - last).as_secs_f64());
+                    app.metrics.token_after((now - last).as_secs_f64());
                 }
                 choice.last_token = Some(token);
                 if let (Some(logprobs), false) = (logprobs, facts.eos.all.contains(&token)) {
                     let bytes = facts.tokenizer.token_bytes(token).map_or(0, |bytes| bytes.len());
                     choice.logprobs.push(token, logprobs, bytes);
                 }
+                if let Some(logged) = &mut choice.logged {
+                    logged.push_str(&text);
+                }
                 (text, None)
             }
             Some(Output::End { text, finish_reason, statistics }) => {
                 choice.ended = true;
+                if let Some(logged) = &mut choice.logged {
+                    logged.push_str(&text);
+                    tracing::info!(request_id = self.request_id, choice = index, text = logged, "answer");
+                }
                 self.finish(index, finish_reason, &statistics)?;
                 (text, Some(finish_reason))
             }

@@ -2,7 +2,7 @@
 //!
 //! [`serve()`] answers requests on a socket with an [`Engine`](russet_engine::Engine) until it is told to stop.
 //! docs/http-api.md describes every endpoint. The crate reads no environment, installs no signal handler and prints
-//! nothing; what happens is logged with tracing, without prompts and answers.
+//! nothing; what happens is logged with tracing, without prompts and answers unless it is told to.
 
 mod app;
 mod choices;
@@ -54,6 +54,10 @@ pub struct ServerOptions {
     pub shutdown_timeout: Duration,
     /// After how long without an event a stream gets a comment.
     pub keep_alive: Duration,
+    /// How long a client may read nothing of what is sent to it.
+    pub write_timeout: Duration,
+    /// Log prompts and answers too.
+    pub log_prompts: bool,
 }
 
 impl ServerOptions {
@@ -74,6 +78,8 @@ impl ServerOptions {
             request_timeout: None,
             shutdown_timeout: Duration::from_secs(10),
             keep_alive: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(60),
+            log_prompts: false,
         }
     }
 

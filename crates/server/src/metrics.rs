@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use russet_engine::{EngineStatus, MemoryPlan, Statistics};
+use russet_engine::{EngineStatus, Histogram, MemoryPlan, Statistics};
 
 /// What the server counts.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Metrics {
     /// Responses by route and status.
     responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    pub(crate) inter_token: Histogram<SECONDS>,
-    prefill_rate: Histogram<RATES>,
-    decode_rate: Histogram<RATES>,
+    inter_token: Mutex<Histogram>,
+    prefill_rate: Mutex<Histogram>,
+    decode_rate: Mutex<Histogram>,
     tokens: Mutex<Tokens>,
 }
 
@@ -23,49 +23,19 @@ struct Tokens {
     cached: u64,
 }
 
-/// Bounds of short times: in seconds.
-const SECONDS: usize = 0;
-/// Bounds of rates: in tokens per second.
-const RATES: usize = 1;
+const SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+const TOKENS_PER_SECOND: &[f64] =
+    &[1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 10000.0];
 
-const BOUNDS: [[f64; 12]; 2] = [
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0],
-    [1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 10000.0],
-];
-
-/// Counts of values by size, with the bounds of that index.
-#[derive(Debug, Default)]
-pub(crate) struct Histogram<const OF: usize>(Mutex<Counts>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    /// How many were at most as large as the bound of the same index.
-    within: [u64; 12],
-    count: u64,
-    sum: f64,
-}
-
-impl<const OF: usize> Histogram<OF> {
-    fn bounds() -> &'static [f64] {
-        BOUNDS.get(OF).map_or(&[], <[f64; 12]>::as_slice)
-    }
-
-    pub(crate) fn observe(&self, value: f64) {
-        // 0 / 0 is not a rate.
-        if !value.is_finite() {
-            return;
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            responses: Mutex::default(),
+            inter_token: Mutex::new(Histogram::new(SECONDS)),
+            prefill_rate: Mutex::new(Histogram::new(TOKENS_PER_SECOND)),
+            decode_rate: Mutex::new(Histogram::new(TOKENS_PER_SECOND)),
+            tokens: Mutex::default(),
         }
-        let mut counts = lock(&self.0);
-        for (count, bound) in counts.within.iter_mut().zip(Self::bounds()) {
-            *count += u64::from(value <= *bound);
-        }
-        counts.count += 1;
-        counts.sum += value;
-    }
-
-    fn write(&self, out: &mut Page, name: &str, help: &str) {
-        let counts = *lock(&self.0);
-        out.histogram(name, help, Self::bounds(), &counts.within, counts.count, counts.sum);
     }
 }
 
@@ -98,12 +68,17 @@ impl Metrics {
         *lock(&self.responses).entry((route(path), status)).or_default() += 1;
     }
 
+    /// Seconds between two tokens of an answer.
+    pub(crate) fn token_after(&self, seconds: f64) {
+        lock(&self.inter_token).observe(seconds);
+    }
+
     pub(crate) fn answered(&self, statistics: &Statistics) {
         if statistics.generated_tokens > 0 {
-            self.prefill_rate.observe(statistics.prefill_rate());
+            lock(&self.prefill_rate).observe(statistics.prefill_rate());
         }
         if statistics.generated_tokens > 1 {
-            self.decode_rate.observe(statistics.decode_rate());
+            lock(&self.decode_rate).observe(statistics.decode_rate());
         }
         let mut tokens = lock(&self.tokens);
         tokens.prompt += statistics.prompt_tokens as u64;
@@ -156,16 +131,24 @@ impl Metrics {
         out.single("russet_memory_budget_bytes", "gauge", help, memory.budget() as f64);
         let help = "Bytes of weights and of what one step needs.";
         out.single("russet_memory_fixed_bytes", "gauge", help, memory.fixed() as f64);
-        let ttft = &engine.time_to_first_token;
+        let help = "Bytes of this process in memory, mapped weights included.";
+        out.single("process_resident_memory_bytes", "gauge", help, resident_memory() as f64);
+        let help = "Bytes that MLX uses.";
+        out.single("russet_mlx_active_memory_bytes", "gauge", help, engine.memory.active as f64);
+        let help = "The most bytes that MLX has used.";
+        out.single("russet_mlx_peak_memory_bytes", "gauge", help, engine.memory.peak as f64);
+        let help = "Bytes that MLX keeps for reuse.";
+        out.single("russet_mlx_cached_memory_bytes", "gauge", help, engine.memory.cached as f64);
         let help = "From a request's arrival to its first token.";
-        let (name, bounds) = ("russet_time_to_first_token_seconds", russet_engine::Histogram::BOUNDS);
-        out.histogram(name, help, &bounds, &ttft.counts, ttft.count, ttft.sum);
+        out.histogram("russet_time_to_first_token_seconds", help, &engine.time_to_first_token);
+        let help = "Requests that ran at each step.";
+        out.histogram("russet_batch_size", help, &engine.batch_size);
         let help = "Between two tokens of an answer.";
-        self.inter_token.write(&mut out, "russet_inter_token_seconds", help);
+        out.histogram("russet_inter_token_seconds", help, &lock(&self.inter_token));
         let help = "Prompt tokens read per second, by answer.";
-        self.prefill_rate.write(&mut out, "russet_prefill_tokens_per_second", help);
+        out.histogram("russet_prefill_tokens_per_second", help, &lock(&self.prefill_rate));
         let help = "Tokens generated per second, by answer.";
-        self.decode_rate.write(&mut out, "russet_decode_tokens_per_second", help);
+        out.histogram("russet_decode_tokens_per_second", help, &lock(&self.decode_rate));
         out.0
     }
 }
@@ -189,16 +172,25 @@ impl Page {
         self.sample(name, "", value);
     }
 
-    fn histogram(&mut self, name: &str, help: &str, bounds: &[f64], within: &[u64], count: u64, sum: f64) {
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.family(name, "histogram", help);
         let bucket = format!("{name}_bucket");
-        for (bound, count) in bounds.iter().zip(within) {
-            self.sample(&bucket, &format!("{{le=\"{bound}\"}}"), *count as f64);
+        for (bound, count) in histogram.buckets() {
+            self.sample(&bucket, &format!("{{le=\"{bound}\"}}"), count as f64);
         }
-        self.sample(&bucket, "{le=\"+Inf\"}", count as f64);
-        self.sample(&format!("{name}_sum"), "", sum);
-        self.sample(&format!("{name}_count"), "", count as f64);
+        self.sample(&bucket, "{le=\"+Inf\"}", histogram.count() as f64);
+        self.sample(&format!("{name}_sum"), "", histogram.sum());
+        self.sample(&format!("{name}_count"), "", histogram.count() as f64);
     }
+}
+
+/// Bytes of this process in memory; 0 where the system does not say.
+pub(crate) fn resident_memory() -> u64 {
+    let Ok(own) = sysinfo::get_current_pid() else { return 0 };
+    let mut system = sysinfo::System::new();
+    let memory = sysinfo::ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(sysinfo::ProcessesToUpdate::Some(&[own]), false, memory);
+    system.process(own).map_or(0, sysinfo::Process::memory)
 }
 
 #[cfg(test)]
@@ -206,25 +198,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_counts_what_is_within_each_bound() {
-        let histogram = Histogram::<RATES>::default();
-        for value in [1.0, 3.0, 20000.0, f64::NAN] {
+    fn a_histogram_is_written_with_its_buckets() {
+        let mut histogram = Histogram::new(&[1.0, 2.5]);
+        for value in [1.0, 2.0, 20000.0] {
             histogram.observe(value);
         }
         let mut page = Page::default();
-        histogram.write(&mut page, "rate", "A rate.");
+        page.histogram("rate", "A rate.", &histogram);
         let lines: Vec<&str> = page.0.lines().collect();
-        assert_eq!(lines.first_chunk(), Some(&["# HELP rate A rate.", "# TYPE rate histogram"]));
-        for line in [
+        let expected = [
+            "# HELP rate A rate.",
+            "# TYPE rate histogram",
             "rate_bucket{le=\"1\"} 1",
-            "rate_bucket{le=\"2.5\"} 1",
-            "rate_bucket{le=\"5\"} 2",
-            "rate_bucket{le=\"10000\"} 2",
+            "rate_bucket{le=\"2.5\"} 2",
             "rate_bucket{le=\"+Inf\"} 3",
-            "rate_sum 20004",
+            "rate_sum 20003",
             "rate_count 3",
-        ] {
-            assert!(lines.contains(&line), "{line} is not in {lines:?}");
-        }
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn this_process_is_in_memory() {
+        assert!((1 << 20..1 << 40).contains(&resident_memory()));
     }
 }

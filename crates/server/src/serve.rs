@@ -13,6 +13,7 @@ use russet_engine::Engine;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::app::{App, router};
 use crate::{Error, ServerOptions};
@@ -59,7 +60,8 @@ pub async fn serve(
             reason = engine_stops(&app.engine) => break Some(reason),
             (place, accepted) = accepted => match (place, accepted) {
                 (Ok(place), Ok((stream, _))) => {
-                    tokio::spawn(connection(stream, router.clone(), place, closing.subscribe()));
+                    let timeout = app.options.write_timeout;
+                    tokio::spawn(connection(stream, timeout, router.clone(), place, closing.subscribe()));
                 }
                 (_, Err(error)) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -100,18 +102,22 @@ async fn engine_stops(engine: &Engine) -> String {
 
 async fn connection(
     stream: TcpStream,
+    write_timeout: Duration,
     router: Router,
     place: OwnedSemaphorePermit,
     mut closing: watch::Receiver<bool>,
 ) {
     // Tokens go out one by one. It is only slower if that fails.
     let _ = stream.set_nodelay(true);
+    let mut stream = TimeoutStream::new(stream);
+    // A client that reads nothing must not hold its place for ever.
+    stream.set_write_timeout(Some(write_timeout));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(HEADERS)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

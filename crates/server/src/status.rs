@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::app::{App, json_response};
+use crate::metrics::resident_memory;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -48,7 +49,7 @@ pub(crate) async fn stats(State(app): State<Arc<App>>) -> Response {
             "failed": engine.failed,
         },
         "generated_tokens": engine.generated_tokens,
-        "time_to_first_token": {"count": first.count, "sum_seconds": first.sum},
+        "time_to_first_token": {"count": first.count(), "sum_seconds": first.sum()},
         "prompt_cache": {
             "bytes": engine.prompt_cache_bytes,
             "hits": cache.hits,
@@ -56,7 +57,14 @@ pub(crate) async fn stats(State(app): State<Arc<App>>) -> Response {
             "tokens": cache.tokens,
             "evictions": cache.evictions,
         },
-        "memory": {"budget_bytes": memory.budget(), "fixed_bytes": memory.fixed()},
+        "memory": {
+            "budget_bytes": memory.budget(),
+            "fixed_bytes": memory.fixed(),
+            "resident_bytes": resident_memory(),
+            "mlx_active_bytes": engine.memory.active,
+            "mlx_peak_bytes": engine.memory.peak,
+            "mlx_cached_bytes": engine.memory.cached,
+        },
     });
     json_response(StatusCode::OK, &body)
 }

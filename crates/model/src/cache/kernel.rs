@@ -3,8 +3,11 @@ use std::sync::Arc;
 use russet_kernels::ops::{KvBuffer, KvType};
 use russet_mlx::{Array, Dtype, eval};
 
-use super::{GROWTH, empty};
+use super::empty;
 use crate::{Error, Result};
+
+/// Buffers have a multiple of this many rows.
+const GROWTH: usize = 32;
 
 /// Keys and values of all tokens as the CPU kernels keep them: appended in place, in memory that grows by
 /// doubling.
@@ -68,7 +71,7 @@ impl KernelKvCache {
         let former = self.buffer.as_ref().map_or(0, KvBuffer::capacity);
         let full = former < needed as usize;
         let grown = if full && self.offset > 0 { former.saturating_mul(2) } else { former };
-        let rows = grown.max(needed as usize).max(self.reserved as usize).next_multiple_of(GROWTH as usize);
+        let rows = grown.max(needed as usize).max(self.reserved as usize).next_multiple_of(GROWTH);
         let buffer = KvBuffer::new(self.kv, kv_heads, rows, head_dim)?;
         let copy_from = self.buffer.replace(buffer.clone()).filter(|_| self.offset > 0);
         self.sharers = Arc::new(());

@@ -76,6 +76,12 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
     let preparing = app.clone();
     let prepared = blocking(move || prepare(&preparing, endpoint, &body)).await?;
     let Prepared { prompts, options, logprobs } = prepared;
+    if app.options.log_prompts {
+        for prompt in &prompts {
+            let text = app.engine.facts().tokenizer.decode(&prompt.tokens, false);
+            tracing::info!(request_id, text = text.unwrap_or_default(), "prompt");
+        }
+    }
     let (stream, include_usage, n) = (options.stream, options.include_usage, options.n);
     let (echoes, answers) = submit(&app, endpoint, prompts, &options, logprobs, deadline)?;
     let choices = Choices::new(&app, request_id, endpoint.prompt_field(), answers, n);
