@@ -317,8 +317,7 @@ impl Shared {
         state.running = running;
         state.prompt_cache_bytes = bytes;
         state.prompt_cache = statistics;
-        state.memory =
-            MemoryUse { active: memory::active(), peak: memory::peak(), cached: memory::cache() };
+        state.memory = MemoryUse { active: memory::active(), peak: memory::peak(), cached: memory::cache() };
     }
 
     pub(crate) fn observe_batch(&self, size: usize) {

@@ -102,12 +102,15 @@ fn a_repeated_prompt_is_read_once() {
 #[test]
 fn a_chat_goes_on_after_its_answers_where_that_is_wanted() {
     for (name, dir) in fixtures().unwrap_or_default() {
-        for (cache_answers, tier) in [(true, Tier::L1), (true, Tier::L3), (false, Tier::L1), (false, Tier::L3)] {
+        for (cache_answers, tier) in
+            [(true, Tier::L1), (true, Tier::L3), (false, Tier::L1), (false, Tier::L3)]
+        {
             let engine = start(&dir, tier, EngineOptions { cache_answers, ..EngineOptions::default() });
             let mut numbers = Numbers(3);
             let mut chat = numbers.prompt(40);
             // No end of text: it would hide what the answers have in common.
-            let sampling = Sampling { logit_bias: vec![(0, -1e9), (1, -1e9), (2, -1e9)], ..Sampling::default() };
+            let sampling =
+                Sampling { logit_bias: vec![(0, -1e9), (1, -1e9), (2, -1e9)], ..Sampling::default() };
             let mut known = 0;
             for turn in 0..4 {
                 let request = Request { sampling: sampling.clone(), ..Request::new(chat.clone(), 12) };
