@@ -2,31 +2,13 @@
 
 mod common;
 
-use std::fs;
-
-use russet_testing::{FixtureSpec, Oracle};
-use serde_json::json;
-
 #[test]
 fn texts_become_embeddings_of_length_one() {
-    let Some(oracle) = Oracle::get() else { return };
-    let fixture = oracle.fixture(&FixtureSpec::new("qwen3-embedding"));
-    let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(fixture).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
-
-    let folder = dir.path().to_str().unwrap();
+    let Some(model) = common::embedding_model() else { return };
+    let folder = model.arg();
     let run = |arguments: &[&str], stdin: &str| {
-        common::russet_reading(stdin, &[&["embed", folder], arguments].concat())
+        common::russet_reading(stdin, &[&["embed", folder.as_str()], arguments].concat())
     };
-    run(&["a text"], "").fails(1, &["no embedding model", "modules.json"]);
-
-    let modules = json!([{"type": "x.Pooling", "path": "pooling"}, {"type": "x.Normalize", "path": ""}]);
-    fs::write(dir.path().join("modules.json"), modules.to_string()).unwrap();
-    fs::create_dir(dir.path().join("pooling")).unwrap();
-    fs::write(dir.path().join("pooling/config.json"), r#"{"pooling_mode_lasttoken": true}"#).unwrap();
 
     let lines = run(&["first", "second"], "").text();
     assert_eq!(lines, run(&[], "first\nsecond\n").text());
@@ -45,4 +27,7 @@ fn texts_become_embeddings_of_length_one() {
 
     run(&[], "").fails(1, &["no text"]);
     run(&["--dimensions", "100000", "first"], "").fails(1, &["dimensions"]);
+
+    model.remove("modules.json");
+    run(&["a text"], "").fails(1, &["no embedding model", "modules.json"]);
 }

@@ -19,8 +19,10 @@ const KEY: &str = "a-key-of-its-own";
 #[test]
 fn the_official_openai_client_is_at_home() {
     let Some(mut script) = client_script("openai_client.py") else { return };
+    let Some(model) = common::embedding_model() else { return };
     let (open, keyed) = (Server::start(&[]), Server::start(&["--api-key", KEY]));
-    let output = script.args([&open.url(), &keyed.url(), KEY]).output().unwrap();
+    let embedding = Server::of(&model.arg(), &[]);
+    let output = script.args([&open.url(), &keyed.url(), KEY, &embedding.url()]).output().unwrap();
     let print = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (print(&output.stdout), print(&output.stderr));
     assert!(output.status.success(), "{stdout}{stderr}");
@@ -252,6 +254,39 @@ fn status_tells_what_happened() {
     assert!(lines.iter().any(|line| line["path"] == "/nothing" && line["status"] == 404), "{log}");
     let said = answer["choices"][0]["text"].as_str().unwrap().trim();
     assert!(!log.contains(secret) && !log.contains(said), "{log}");
+}
+
+#[test]
+fn an_embedding_model_embeds() {
+    let Some(model) = common::embedding_model() else { return };
+    let server = Server::of(&model.arg(), &[]);
+    let embed = |body: Value| server.post("/v1/embeddings", &body.to_string());
+    let reply = embed(json!({"input": ["first", "second"], "model": "default_model"})).json();
+    assert_eq!((&reply["object"], reply["data"].as_array().unwrap().len()), (&json!("list"), 2));
+    let command = russet(&["embed", &model.arg(), "first", "--json"]).json();
+    assert_eq!(reply["data"][0]["embedding"], command["embeddings"][0]["embedding"]);
+    assert_eq!(reply["data"][1]["index"], 1);
+    assert_eq!(reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]);
+    let query = embed(json!({"input": "first", "instruction": "Find", "dimensions": 8})).json();
+    assert_eq!(query["data"][0]["embedding"].as_array().unwrap().len(), 8);
+    let ids = embed(json!({"input": [[5, 6], [7]]})).json();
+    assert_eq!(ids["usage"]["total_tokens"], 3);
+    for (body, problem) in [
+        (json!({}), "input: is missing"),
+        (json!({"input": []}), "input: must have 1 to 2048 texts, but it has 0"),
+        (json!({"input": ["a", 5]}), "input[1]: must be a text or a list of token ids"),
+        (json!({"input": [1, "a"]}), "input[1]: must be a token id"),
+        (json!({"input": {}}), "input: must be a text, a list of texts or of token ids"),
+        (json!({"input": "a", "encoding_format": "hex"}), "encoding_format: must be \"float\" or \"base64\""),
+        (json!({"input": "a", "input_type": "song"}), "input_type: must be \"document\""),
+        (json!({"input": "a", "dimensions": 65}), "dimensions: must be from 1 to 64, but it is 65"),
+        (json!({"input": [999_999_999]}), "token id 999999999 is outside"),
+    ] {
+        let message = embed(body).fails(400);
+        assert!(message.starts_with(problem), "{message}");
+    }
+    let other = Server::start(&[]).post("/v1/embeddings", r#"{"input": "a"}"#);
+    assert_eq!(other.fails(400), "the model \"SmolLM2-135M-Instruct\" is no embedding model");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Result<ExitCode> {
     };
     let mut results = Vec::new();
     for text in &texts {
-        let tokens = embedder.tokens(text, purpose)?;
+        let tokens = embedder.embedding().tokens(text, purpose)?;
         let embedding = embedder.embed(&tokens, args.dimensions)?;
         match args.json {
             true => results.push(json!({ "tokens": tokens.len(), "embedding": embedding })),

@@ -1,4 +1,4 @@
-"""Uses a server as people do, with the official openai package: URL [KEYED_URL KEY]."""
+"""Uses servers as people do, with the official openai package: URL KEYED_URL KEY EMBEDDING_URL."""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ import time
 
 import openai
 
-URL, KEYED_URL, KEY = sys.argv[1:4]
+URL, KEYED_URL, KEY, EMBEDDING_URL = sys.argv[1:5]
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=60)
 MODEL = client.models.list().data[0].id
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -214,8 +214,8 @@ def check_errors():
     assert long.code == "context_length_exceeded"
     other = lambda: client.chat.completions.create(model="gpt-4", messages=CAPITAL)
     assert fails(openai.NotFoundError, other, "model", "gpt-4").code == "model_not_found"
-    embeddings = lambda: client.embeddings.create(model=MODEL, input="x")
-    fails(openai.NotFoundError, embeddings, None, "/v1/embeddings")
+    images = lambda: client.images.generate(model=MODEL, prompt="x")
+    fails(openai.NotFoundError, images, None, "/v1/images/generations")
 
 
 def check_many_streams():
@@ -260,6 +260,21 @@ def check_client_that_leaves():
     assert now["requests"]["cancelled"] == before["cancelled"] + 2, (before, now)
     # One step, and what was in flight.
     assert complete(max_tokens=2).choices[0].text
+
+
+def check_embeddings():
+    embedder = openai.OpenAI(base_url=f"{EMBEDDING_URL}/v1", api_key="none", max_retries=0)
+    # The package asks for base64 unless it is told otherwise.
+    packed = embedder.embeddings.create(model="default_model", input=["one", "another"])
+    plain = embedder.embeddings.create(model="default_model", input=["one", "another"], encoding_format="float")
+    for a, b in zip(packed.data, plain.data, strict=True):
+        assert len(a.embedding) == 64 and a.index == b.index
+        assert all(abs(x - y) < 1e-6 for x, y in zip(a.embedding, b.embedding))
+    assert packed.data[0].embedding != packed.data[1].embedding
+    assert packed.usage.total_tokens == packed.usage.prompt_tokens > 2
+    assert len(embedder.embeddings.create(model="default_model", input="one", dimensions=8).data[0].embedding) == 8
+    fails(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input="one"), "model",
+          "is no embedding model")
 
 
 def check_key():

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use assert_cmd::Command;
 use russet_testing::{FixtureSpec, Oracle};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The binary.
@@ -188,6 +188,16 @@ pub(crate) fn starter() -> PathBuf {
     let home = text(&shared_home());
     let report = russet(&["inspect", "--json", "--home", &home]).json();
     PathBuf::from(report["path"].as_str().unwrap())
+}
+
+/// A tiny embedding model; `None` without the oracle.
+pub(crate) fn embedding_model() -> Option<Copy> {
+    let model = Copy::of(Oracle::get()?.fixture(&FixtureSpec::new("qwen3-embedding")));
+    let modules = json!([{"type": "x.Pooling", "path": "pooling"}, {"type": "x.Normalize", "path": ""}]);
+    model.write("modules.json", modules.to_string());
+    fs::create_dir(model.path().join("pooling")).unwrap();
+    model.write("pooling/config.json", r#"{"pooling_mode_lasttoken": true}"#);
+    Some(model)
 }
 
 /// The most memory that a process has had in RAM, in bytes; known on Linux only, and while it runs.

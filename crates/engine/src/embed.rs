@@ -23,40 +23,29 @@ pub enum Purpose<'a> {
     Instruction(&'a str),
 }
 
-/// An embedding model with last-token pooling, as mlx-optiq's `Embedder` runs it.
-///
-/// Every text is computed by itself, so that its embedding does not depend on the texts beside it.
-pub struct Embedder {
-    model: Model,
+/// How the texts of an embedding model become tokens, and hidden states embeddings.
+#[derive(Clone, Debug)]
+pub struct Embedding {
     tokenizer: Tokenizer,
     recipe: EmbeddingRecipe,
+    /// Numbers of an embedding.
+    dimensions: usize,
 }
 
-impl Embedder {
-    /// Loads the model in `dir`.
+impl Embedding {
+    /// That of a loaded model; `None` where it is no embedding model.
     ///
     /// # Errors
-    /// When it is no embedding model, or cannot be loaded.
-    pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
-        let Some(recipe) = EmbeddingRecipe::open(dir)? else {
-            return Err(Error::Prompt(format!(
-                "{} is no embedding model: it has no modules.json that says how hidden states are pooled",
-                dir.display()
-            )));
-        };
-        let tokenizer = Tokenizer::from_dir(dir)?;
-        let model = Model::load(dir, options)?;
-        Ok(Self { model, tokenizer, recipe })
-    }
-
-    /// The model.
-    pub fn model(&self) -> &Model {
-        &self.model
+    /// As [`EmbeddingRecipe::open`].
+    pub(crate) fn of(model: &Model, tokenizer: &Tokenizer) -> Result<Option<Self>> {
+        let recipe = EmbeddingRecipe::open(model.checkpoint().dir())?;
+        let dimensions = model.shape().hidden.max(0) as usize;
+        Ok(recipe.map(|recipe| Self { tokenizer: tokenizer.clone(), recipe, dimensions }))
     }
 
     /// Numbers of an embedding.
     pub fn dimensions(&self) -> usize {
-        self.model.shape().hidden as usize
+        self.dimensions
     }
 
     /// The tokens of a text with what its purpose puts before it.
@@ -84,23 +73,11 @@ impl Embedder {
         Ok(tokens)
     }
 
-    /// The embedding of a tokenized text; its first `dimensions` numbers, scaled to length one, where asked for.
-    ///
-    /// # Errors
-    /// For no tokens, tokens or dimensions that the model does not have, and when MLX fails.
-    pub fn embed(&self, tokens: &[u32], dimensions: Option<usize>) -> Result<Vec<f32>> {
-        let model = &self.model;
-        if tokens.is_empty() {
-            return Err(Error::Prompt("there are no tokens to embed".into()));
-        }
+    /// The embedding of a tokenized text by the model that this is of.
+    pub(crate) fn embed(&self, model: &Model, tokens: &[u32], dimensions: Option<usize>) -> Result<Vec<f32>> {
+        self.check(tokens, dimensions)?;
         model.check_tokens(tokens)?;
-        let width = dimensions.unwrap_or(self.dimensions());
-        if width == 0 || width > self.dimensions() {
-            let most = self.dimensions();
-            return Err(Error::Prompt(format!(
-                "{width} dimensions: the model's embeddings have 1 to {most}"
-            )));
-        }
+        let width = dimensions.unwrap_or(self.dimensions);
         let hidden = model.last_hidden(tokens)?;
         let mut embedding = hidden.astype(Dtype::F32)?.slice_axis(-1, 0, width as i32)?;
         if self.recipe.normalize || dimensions.is_some() {
@@ -109,4 +86,67 @@ impl Embedder {
         }
         Ok(embedding.to_vec()?)
     }
+
+    pub(crate) fn check(&self, tokens: &[u32], dimensions: Option<usize>) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Prompt("there are no tokens to embed".into()));
+        }
+        match dimensions {
+            Some(width) if width == 0 || width > self.dimensions => {
+                let most = self.dimensions;
+                let message = format!("{width}: the model's embeddings have 1 to {most}");
+                Err(Error::Option { option: "dimensions", message })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An embedding model with last-token pooling, as mlx-optiq's `Embedder` runs it.
+///
+/// Every text is computed by itself, so that its embedding does not depend on the texts beside it.
+pub struct Embedder {
+    model: Model,
+    embedding: Embedding,
+}
+
+impl Embedder {
+    /// Loads the model in `dir`.
+    ///
+    /// # Errors
+    /// When it is no embedding model, or cannot be loaded.
+    pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self> {
+        if EmbeddingRecipe::open(dir)?.is_none() {
+            return Err(no_embedding_model(dir));
+        }
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        let model = Model::load(dir, options)?;
+        let embedding = Embedding::of(&model, &tokenizer)?.ok_or_else(|| no_embedding_model(dir))?;
+        Ok(Self { model, embedding })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// How texts become tokens.
+    pub fn embedding(&self) -> &Embedding {
+        &self.embedding
+    }
+
+    /// The embedding of a tokenized text; its first `dimensions` numbers, scaled to length one, where asked for.
+    ///
+    /// # Errors
+    /// For no tokens, tokens or dimensions that the model does not have, and when MLX fails.
+    pub fn embed(&self, tokens: &[u32], dimensions: Option<usize>) -> Result<Vec<f32>> {
+        self.embedding.embed(&self.model, tokens, dimensions)
+    }
+}
+
+fn no_embedding_model(dir: &Path) -> Error {
+    Error::Prompt(format!(
+        "{} is no embedding model: it has no modules.json that says how hidden states are pooled",
+        dir.display()
+    ))
 }

@@ -1,5 +1,6 @@
 //! The engine: a model on a thread of its own, to which any number of others send requests.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -12,7 +13,9 @@ use russet_model::graphs::Shape;
 use russet_model::{Model, Tier};
 use russet_text::{EosTokenIds, Tokenizer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
+use crate::embed::Embedding;
 use crate::generate::room_in_context;
 use crate::histogram::Histogram;
 use crate::memory_plan::MemoryPlan;
@@ -177,6 +180,50 @@ impl Submission {
     }
 }
 
+/// Texts on their way to the engine's thread.
+#[derive(Debug)]
+pub(crate) struct EmbeddingSubmission {
+    /// The tokens of those that are left.
+    pub(crate) texts: VecDeque<Vec<u32>>,
+    pub(crate) dimensions: Option<usize>,
+    pub(crate) deadline: Option<Instant>,
+    /// The embeddings of the others.
+    pub(crate) done: Vec<Vec<f32>>,
+    pub(crate) output: oneshot::Sender<Result<Vec<Vec<f32>>>>,
+}
+
+impl EmbeddingSubmission {
+    pub(crate) fn end(self, result: Result<()>) {
+        // Who does not listen any more is found by `Scheduler::cancel`.
+        let _ = self.output.send(result.map(|()| self.done));
+    }
+}
+
+/// Embeddings that are being computed. Dropping it ends the request after the text it is at.
+#[derive(Debug)]
+pub struct Embeddings {
+    output: oneshot::Receiver<Result<Vec<Vec<f32>>>>,
+    shared: Arc<Shared>,
+}
+
+impl Embeddings {
+    /// One for each text, in order.
+    ///
+    /// # Errors
+    /// When the model or the engine fails, and when the deadline is over.
+    pub async fn get(self) -> Result<Vec<Vec<f32>>> {
+        self.output.await.unwrap_or_else(|_| Err(Error::Engine(self.shared.failure())))
+    }
+
+    /// [`Embeddings::get`], blocking the thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn blocking_get(self) -> Result<Vec<Vec<f32>>> {
+        self.output.blocking_recv().unwrap_or_else(|_| Err(Error::Engine(self.shared.failure())))
+    }
+}
+
 /// What a loaded model is, for threads that may not touch it.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
@@ -192,6 +239,8 @@ pub struct ModelFacts {
     pub eos: EosTokenIds,
     /// What `generation_config.json` recommends.
     pub recommended: Sampling,
+    /// How texts become embeddings, if it is an embedding model.
+    pub embedding: Option<Embedding>,
     /// What sequences need.
     pub memory: MemoryPlan,
 }
@@ -354,23 +403,26 @@ impl Engine {
         let (loaded, facts) = mpsc::sync_channel(1);
         let (queue, on_thread) = (options.queue, shared.clone());
         let thread = std::thread::Builder::new().name("russet-engine".into()).spawn(move || {
-            let language_model = match load().and_then(|model| Ok((facts_of(&model, &options)?, model))) {
-                Ok((facts, language_model)) => {
-                    let _ = loaded.send(Ok(facts));
-                    language_model
-                }
-                Err(e) => {
-                    let _ = loaded.send(Err(e));
-                    return;
-                }
-            };
-            let mut scheduler = match Scheduler::new(&language_model, &options, &on_thread, received) {
-                Ok(scheduler) => scheduler,
-                Err(e) => {
-                    on_thread.state().stopped = Some(e.to_string());
-                    return;
-                }
-            };
+            let (language_model, embedding) =
+                match load().and_then(|model| Ok((facts_of(&model, &options)?, model))) {
+                    Ok((facts, language_model)) => {
+                        let embedding = facts.embedding.clone();
+                        let _ = loaded.send(Ok(facts));
+                        (language_model, embedding)
+                    }
+                    Err(e) => {
+                        let _ = loaded.send(Err(e));
+                        return;
+                    }
+                };
+            let mut scheduler =
+                match Scheduler::new(&language_model, embedding, &options, &on_thread, received) {
+                    Ok(scheduler) => scheduler,
+                    Err(e) => {
+                        on_thread.state().stopped = Some(e.to_string());
+                        return;
+                    }
+                };
             let stopped = match catch_unwind(AssertUnwindSafe(|| scheduler.run())) {
                 Ok(Ok(())) => "it was told to".to_owned(),
                 Ok(Err(e)) => e.to_string(),
@@ -401,12 +453,7 @@ impl Engine {
         options: SubmitOptions,
     ) -> std::result::Result<Answer, Refusal> {
         self.check(&mut request)?;
-        let queued = self.shared.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
-            (queued < self.queue).then_some(queued + 1)
-        });
-        if queued.is_err() {
-            return Err(Refusal::Busy(self.queue));
-        }
+        self.enter_queue()?;
         let (output, answer) = unbounded_channel();
         let submission = Submission {
             request,
@@ -415,11 +462,73 @@ impl Engine {
             arrived: Instant::now(),
             output,
         };
-        if self.commands.send(Command::Submit(Box::new(submission))).is_err() {
-            self.shared.leave_queue();
-            return Err(Refusal::Stopped(self.shared.failure()));
-        }
+        self.send(Command::Submit(Box::new(submission)))?;
         Ok(Answer { output: answer, shared: self.shared.clone(), ended: false })
+    }
+
+    /// Asks for the embeddings of tokenized texts; of their first `dimensions` numbers, scaled to length one, where that is
+    /// given.
+    ///
+    /// # Errors
+    /// When the request is not taken; nothing is computed then.
+    pub fn embed(
+        &self,
+        texts: Vec<Vec<u32>>,
+        dimensions: Option<usize>,
+        deadline: Option<Instant>,
+    ) -> std::result::Result<Embeddings, Refusal> {
+        let Some(embedding) = &self.facts.embedding else {
+            return Err(Refusal::Invalid(Error::Prompt("the model is no embedding model".into())));
+        };
+        for tokens in &texts {
+            embedding.check(tokens, dimensions).map_err(Refusal::Invalid)?;
+            self.check_tokens(tokens)?;
+            if self.facts.memory.longest(tokens.len()) < tokens.len() {
+                return Err(self.too_long(tokens.len()));
+            }
+        }
+        self.enter_queue()?;
+        let (output, embeddings) = oneshot::channel();
+        let done = Vec::with_capacity(texts.len());
+        let submission = EmbeddingSubmission { texts: texts.into(), dimensions, deadline, done, output };
+        self.send(Command::Embed(Box::new(submission)))?;
+        Ok(Embeddings { output: embeddings, shared: self.shared.clone() })
+    }
+
+    fn enter_queue(&self) -> std::result::Result<(), Refusal> {
+        let queued = self.shared.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
+            (queued < self.queue).then_some(queued + 1)
+        });
+        queued.map(|_| ()).map_err(|_| Refusal::Busy(self.queue))
+    }
+
+    fn send(&self, command: Command) -> std::result::Result<(), Refusal> {
+        self.commands.send(command).map_err(|_| {
+            self.shared.leave_queue();
+            Refusal::Stopped(self.shared.failure())
+        })
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> std::result::Result<(), Refusal> {
+        let vocabulary = self.facts.shape.vocabulary;
+        match tokens.iter().find(|&&token| token >= vocabulary.max(0) as u32) {
+            None => Ok(()),
+            Some(token) => Err(Refusal::Invalid(Error::Prompt(format!(
+                "token id {token} is outside the model's vocabulary of {vocabulary}"
+            )))),
+        }
+    }
+
+    fn too_long(&self, length: usize) -> Refusal {
+        let (plan, mib) = (&self.facts.memory, |bytes: usize| bytes.div_ceil(1 << 20));
+        Refusal::Memory(format!(
+            "the prompt of {length} tokens needs {} MiB of {} MiB that {} MiB of memory leave beside the model's {} \
+             MiB: shorten it, or raise --memory-budget",
+            mib(plan.sequence(length + 1)),
+            mib(plan.budget().saturating_sub(plan.fixed())),
+            mib(plan.budget()),
+            mib(plan.fixed()),
+        ))
     }
 
     /// Cuts the answer to what context and memory have room for.
@@ -433,27 +542,14 @@ impl Engine {
             return Err(invalid("max_tokens is 0: ask for at least one token".into()));
         }
         let shape = &self.facts.shape;
-        if let Some(token) = request.prompt.iter().find(|&&token| token >= shape.vocabulary.max(0) as u32) {
-            let vocabulary = shape.vocabulary;
-            return Err(invalid(format!(
-                "token id {token} is outside the model's vocabulary of {vocabulary}"
-            )));
-        }
+        self.check_tokens(&request.prompt)?;
         request.sampling.check(shape.vocabulary).map_err(Refusal::Invalid)?;
         let room = room_in_context(shape, length).map_err(Refusal::Invalid)?;
         let wanted = length.saturating_add(request.max_tokens.min(room));
         let plan = &self.facts.memory;
         let longest = plan.longest(wanted);
         if longest <= length {
-            let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-            return Err(Refusal::Memory(format!(
-                "the prompt of {length} tokens needs {} MiB of {} MiB that {} MiB of memory leave beside the model's {} \
-                 MiB: shorten it, or raise --memory-budget",
-                mib(plan.sequence(length + 1)),
-                mib(plan.budget().saturating_sub(plan.fixed())),
-                mib(plan.budget()),
-                mib(plan.fixed()),
-            )));
+            return Err(self.too_long(length));
         }
         request.max_tokens = longest - length;
         Ok(())
@@ -515,6 +611,7 @@ fn facts_of(language_model: &LanguageModel, options: &EngineOptions) -> Result<M
         profile: model.resolution().profile().id().to_string(),
         tokenizer: tokenizer.clone(),
         eos: eos.clone(),
+        embedding: Embedding::of(model, tokenizer)?,
         recommended: Sampling::recommended(model.checkpoint().generation_config(), model.shape().vocabulary),
         memory,
     })

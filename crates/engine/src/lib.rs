@@ -19,10 +19,10 @@ mod scheduler;
 mod steps;
 
 pub use batch::{Batch, BatchOptions, BatchStep, Paused, SequenceId};
-pub use embed::{Embedder, Purpose};
+pub use embed::{Embedder, Embedding, Purpose};
 pub use engine::{
-    Answer, Engine, EngineOptions, EngineStatus, MemoryUse, ModelFacts, Output, Refusal, SubmitOptions,
-    TokenLogprobs,
+    Answer, Embeddings, Engine, EngineOptions, EngineStatus, MemoryUse, ModelFacts, Output, Refusal,
+    SubmitOptions, TokenLogprobs,
 };
 pub use error::{Error, Result};
 pub use generate::{

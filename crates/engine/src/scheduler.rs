@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use russet_mlx::{Array, memory};
 
 use crate::answer::AnswerText;
-use crate::engine::{Output, Shared, Submission, TokenLogprobs};
+use crate::embed::Embedding;
+use crate::engine::{EmbeddingSubmission, Output, Shared, Submission, TokenLogprobs};
 use crate::memory_plan::MemoryPlan;
 use crate::{
     Batch, BatchOptions, BatchStep, EngineOptions, Error, FinishReason, LanguageModel, Paused, PromptCache,
@@ -22,6 +23,8 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) enum Command {
     /// A request.
     Submit(Box<Submission>),
+    /// Texts to embed.
+    Embed(Box<EmbeddingSubmission>),
     /// No more requests come; those that are there may go on until then.
     Stop {
         /// When the rest is cut.
@@ -47,11 +50,14 @@ struct Row {
 /// Runs on the engine's thread.
 pub(crate) struct Scheduler<'m> {
     language_model: &'m LanguageModel,
+    /// If it is an embedding model.
+    embedding: Option<Embedding>,
     shared: &'m Shared,
     commands: Receiver<Command>,
     batch: Batch<'m>,
     rows: HashMap<SequenceId, Row>,
     waiting: VecDeque<Box<Submission>>,
+    embeddings: VecDeque<Box<EmbeddingSubmission>>,
     prompt_cache: PromptCache,
     cache_answers: bool,
     plan: MemoryPlan,
@@ -65,6 +71,7 @@ pub(crate) struct Scheduler<'m> {
 impl<'m> Scheduler<'m> {
     pub(crate) fn new(
         language_model: &'m LanguageModel,
+        embedding: Option<Embedding>,
         options: &EngineOptions,
         shared: &'m Shared,
         commands: Receiver<Command>,
@@ -79,11 +86,13 @@ impl<'m> Scheduler<'m> {
         };
         Ok(Self {
             language_model,
+            embedding,
             shared,
             commands,
             batch: Batch::new(&language_model.model, batch)?,
             rows: HashMap::new(),
             waiting: VecDeque::new(),
+            embeddings: VecDeque::new(),
             prompt_cache: match options.cache_answers {
                 true => PromptCache::new(options.prompt_cache, chunk).continuing_anywhere(),
                 false => PromptCache::new(options.prompt_cache, chunk),
@@ -106,7 +115,7 @@ impl<'m> Scheduler<'m> {
             let open = self.receive();
             self.cancel()?;
             self.admit();
-            if self.rows.is_empty() && self.waiting.is_empty() {
+            if self.is_idle() {
                 if !open || self.stop.is_some() {
                     return Ok(());
                 }
@@ -114,6 +123,10 @@ impl<'m> Scheduler<'m> {
             }
             if self.trimmed.elapsed() >= TRIM_INTERVAL {
                 self.trim();
+            }
+            self.embed();
+            if self.rows.is_empty() {
+                continue;
             }
             self.publish();
             self.shared.observe_batch(self.rows.len());
@@ -130,8 +143,7 @@ impl<'m> Scheduler<'m> {
     /// Takes what was sent; waits for it if there is nothing to do. False when nobody can send any more.
     fn receive(&mut self) -> bool {
         loop {
-            let idle = self.rows.is_empty() && self.waiting.is_empty() && self.stop.is_none();
-            let command = if idle {
+            let command = if self.is_idle() && self.stop.is_none() {
                 self.trim();
                 self.publish();
                 self.commands.recv().map_err(|_| TryRecvError::Disconnected)
@@ -140,11 +152,52 @@ impl<'m> Scheduler<'m> {
             };
             match command {
                 Ok(Command::Submit(submission)) => self.waiting.push_back(submission),
+                Ok(Command::Embed(submission)) => self.embeddings.push_back(submission),
                 Ok(Command::Stop { deadline }) => self.stop = Some(deadline),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.rows.is_empty() && self.waiting.is_empty() && self.embeddings.is_empty()
+    }
+
+    /// Embeds one of the texts that wait, if there is memory for it.
+    fn embed(&mut self) {
+        let length = self.embeddings.front().and_then(|first| first.texts.front()).map_or(0, Vec::len);
+        let needed = self.plan.sequence(length);
+        if self.embeddings.is_empty() || !self.make_room(needed) {
+            return;
+        }
+        let Some(mut submission) = self.embeddings.pop_front() else { return };
+        let result = match (submission.texts.pop_front(), &self.embedding) {
+            (Some(tokens), Some(embedding)) => embedding
+                .embed(&self.language_model.model, &tokens, submission.dimensions)
+                .map(|embedding| submission.done.push(embedding)),
+            _ => Ok(()),
+        };
+        self.plan.release(needed);
+        if result.is_ok() && !submission.texts.is_empty() {
+            self.embeddings.push_front(submission);
+            return;
+        }
+        self.shared.leave_queue();
+        match &result {
+            Ok(()) => self.shared.count(&self.shared.counters.finished),
+            Err(e) => self.shared.fail(e),
+        }
+        submission.end(result);
+    }
+
+    /// Sets memory aside; what is kept for later makes room for what is asked now.
+    fn make_room(&mut self, needed: usize) -> bool {
+        if self.plan.reserve(needed, self.prompt_cache.bytes()) {
+            return true;
+        }
+        self.prompt_cache.shrink_to(self.plan.room_beside(needed));
+        self.plan.reserve(needed, self.prompt_cache.bytes())
     }
 
     /// Gives memory that is not used back to the system.
@@ -157,7 +210,8 @@ impl<'m> Scheduler<'m> {
     fn cancel(&mut self) -> Result<()> {
         let now = Instant::now();
         let cut = self.stop.is_some_and(|deadline| now >= deadline);
-        let late = |submission: &Submission| submission.deadline.is_some_and(|deadline| now >= deadline);
+        let overdue = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
+        let late = |submission: &Submission| overdue(submission.deadline);
         let (gone, waiting): (VecDeque<_>, _) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|submission| cut || submission.output.is_closed() || late(submission));
@@ -166,6 +220,16 @@ impl<'m> Scheduler<'m> {
             self.shared.leave_queue();
             self.shared.count(&self.shared.counters.cancelled);
             submission.fail(if late(&submission) { Error::Deadline } else { Error::Stopping });
+        }
+        let over = |of: &EmbeddingSubmission| cut || of.output.is_closed() || overdue(of.deadline);
+        let (gone, left): (VecDeque<_>, _) =
+            std::mem::take(&mut self.embeddings).into_iter().partition(|submission| over(submission));
+        self.embeddings = left;
+        for submission in gone {
+            self.shared.leave_queue();
+            self.shared.count(&self.shared.counters.cancelled);
+            let error = if overdue(submission.deadline) { Error::Deadline } else { Error::Stopping };
+            submission.end(Err(error));
         }
         let over = |row: &Row| cut || row.submission.output.is_closed() || late(&row.submission);
         let gone: Vec<SequenceId> =
@@ -191,12 +255,8 @@ impl<'m> Scheduler<'m> {
         {
             let tokens = submission.request.prompt.len() + submission.request.max_tokens;
             let needed = self.plan.sequence(tokens);
-            if !self.plan.reserve(needed, self.prompt_cache.bytes()) {
-                // What is kept for later makes room for what is asked now.
-                self.prompt_cache.shrink_to(self.plan.room_beside(needed));
-                if !self.plan.reserve(needed, self.prompt_cache.bytes()) {
-                    return;
-                }
+            if !self.make_room(needed) {
+                return;
             }
             let Some(submission) = self.waiting.pop_front() else { return };
             self.shared.leave_queue();

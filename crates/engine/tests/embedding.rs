@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use russet_engine::{Embedder, Purpose};
+use russet_engine::{
+    Embedder, Engine, EngineOptions, Error, LanguageModel, Purpose, Refusal, Request, SubmitOptions,
+};
 use russet_model::{Fidelity, LoadOptions, Tier};
 use russet_testing::{EmbeddingSpec, FixtureSpec, Float, Format, Oracle, Tokens};
 use serde_json::{Value, json};
@@ -111,7 +113,7 @@ fn prompts_and_the_last_token_follow_the_recipe() {
     let Some(oracle) = Oracle::get() else { return };
     let dir = embedding_model(&oracle.fixture(&fixtures()[0]));
     let embedder = Embedder::load(dir.path(), &LoadOptions::new(L1)).unwrap();
-    let tokens = |text: &str, purpose| embedder.tokens(text, purpose).unwrap();
+    let tokens = |text: &str, purpose| embedder.embedding().tokens(text, purpose).unwrap();
     assert_eq!(tokens("a cat", Purpose::Query), tokens("Find: a cat", Purpose::Document));
     assert_eq!(
         tokens("a cat", Purpose::Instruction("Find animals")),
@@ -121,6 +123,47 @@ fn prompts_and_the_last_token_follow_the_recipe() {
     assert_eq!(long.len(), 8192);
     assert_eq!(long.last(), tokens("x", Purpose::Document).last(), "the last token survives a cut");
     assert_eq!(embedder.embed(&[1, 2, 3], Some(5)).unwrap().len(), 5);
+}
+
+#[test]
+fn an_engine_embeds_beside_what_it_generates() {
+    let Some(oracle) = Oracle::get() else { return };
+    let dir = embedding_model(&oracle.fixture(&fixtures()[0]));
+    let embedder = Embedder::load(dir.path(), &LoadOptions::new(L3)).unwrap();
+    let folder = dir.path().to_owned();
+    let load = move || LanguageModel::load(&folder, &LoadOptions::new(L3));
+    let engine = Engine::start(load, EngineOptions { queue: 2, ..EngineOptions::default() }).unwrap();
+    let embedding = engine.facts().embedding.as_ref().unwrap();
+    assert_eq!(embedding.dimensions(), embedder.embedding().dimensions());
+    let texts: Vec<Vec<u32>> = ["a", "two words", "", &"long ".repeat(400)]
+        .map(|text| embedding.tokens(text, Purpose::Document).unwrap())
+        .into();
+    let mut answer = engine.submit(Request::new(vec![5, 6, 7], 200), SubmitOptions::default()).unwrap();
+    let pending = engine.embed(texts.clone(), Some(16), None).unwrap();
+    let expected: Vec<_> = texts.iter().map(|text| embedder.embed(text, Some(16)).unwrap()).collect();
+    assert_eq!(pending.blocking_get().unwrap(), expected);
+    while answer.blocking_next().is_some() {}
+    assert_eq!(engine.embed(Vec::new(), None, None).unwrap().blocking_get().unwrap(), Vec::<Vec<f32>>::new());
+    let status = engine.status();
+    assert_eq!((status.waiting, status.failed), (0, 0), "{status:?}");
+
+    let refused = |texts: Vec<Vec<u32>>, dimensions| match engine.embed(texts, dimensions, None) {
+        Err(Refusal::Invalid(e)) => e.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(vec![vec![]], None).contains("no tokens"));
+    assert!(refused(vec![vec![u32::MAX]], None).contains("vocabulary"));
+    assert!(refused(texts.clone(), Some(100_000)).contains("100000"));
+    let late = engine.embed(texts.clone(), None, Some(std::time::Instant::now())).unwrap();
+    assert!(matches!(late.blocking_get(), Err(Error::Deadline)));
+    // Who leaves makes room.
+    for _ in 0..3 {
+        drop(engine.embed(texts.clone(), None, None));
+        while engine.status().waiting > 0 {}
+    }
+    let last = engine.embed(texts, None, None).unwrap();
+    engine.stop(std::time::Instant::now());
+    assert!(matches!(last.blocking_get(), Ok(_) | Err(Error::Stopping | Error::Engine(_))));
 }
 
 #[test]

@@ -12,9 +12,10 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use russet_engine::Engine;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::guard::{RequestId, guard};
 use crate::metrics::Metrics;
 use crate::{ServerOptions, openai, status};
@@ -66,6 +67,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         // mlx_lm.server has this path too.
         .route("/chat/completions", post(openai::chat_completions))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/embeddings", post(openai::embeddings))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*id}", get(openai::model))
         .route("/health", get(status::health))
@@ -112,6 +114,26 @@ pub(crate) async fn read(app: &App, request: Request) -> Result<(Bytes, String),
         Ok(Err(_)) => Err(too_large()),
         Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
     }
+}
+
+/// The fields of a body.
+pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(body)) => Ok(body),
+        Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
+        Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
+    }
+}
+
+/// Refuses models that are not this server's.
+pub(crate) fn check_model(app: &App, fields: &Fields<'_>) -> Result<(), ApiError> {
+    let Some(model) = fields.string("model")? else { return Ok(()) };
+    if app.options.is_model(model) { Ok(()) } else { Err(no_model(app, model).param("model")) }
+}
+
+pub(crate) fn no_model(app: &App, model: &str) -> ApiError {
+    let message = format!("the model {model:?} is not here; this server has {:?}", app.options.model);
+    ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found")
 }
 
 /// Runs what takes a while off the threads that serve.

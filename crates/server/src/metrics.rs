@@ -46,10 +46,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The name of a path in metrics; there are only so many, whatever is asked for.
 fn route(path: &str) -> &'static str {
-    const ROUTES: [&str; 8] = [
+    const ROUTES: [&str; 9] = [
         "/v1/chat/completions",
         "/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
         "/v1/models",
         "/health",
         "/stats",

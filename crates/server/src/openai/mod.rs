@@ -1,7 +1,8 @@
-//! OpenAI's protocol: chat completions, completions, models.
+//! OpenAI's protocol: chat completions, completions, embeddings, models.
 
 mod chat;
 mod completions;
+mod embeddings;
 mod logprobs;
 
 use std::collections::VecDeque;
@@ -17,7 +18,9 @@ use futures_util::stream;
 use russet_engine::{Answer, FinishReason, SubmitOptions, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use crate::app::{App, blocking, json_response, now, read};
+pub(crate) use self::embeddings::embeddings;
+
+use crate::app::{App, blocking, check_model, json_response, no_model, now, object, read};
 use crate::choices::{Choices, Piece, Usage};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -94,11 +97,7 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
 
 /// From bytes to tokens.
 fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiError> {
-    let body: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
-    let Value::Object(body) = body else {
-        return Err(ApiError::invalid("the body must be a JSON object"));
-    };
+    let body = object(body)?;
     let fields = Fields::new(&body);
     check_model(app, &fields)?;
     let options = Options::read(&fields, &app.options)?;
@@ -125,17 +124,6 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiEr
             .code("context_length_exceeded"));
     }
     Ok(Prepared { prompts, options, logprobs })
-}
-
-/// Refuses models that are not this server's.
-fn check_model(app: &App, fields: &Fields<'_>) -> Result<(), ApiError> {
-    let Some(model) = fields.string("model")? else { return Ok(()) };
-    if app.options.is_model(model) { Ok(()) } else { Err(no_model(app, model).param("model")) }
-}
-
-fn no_model(app: &App, model: &str) -> ApiError {
-    let message = format!("the model {model:?} is not here; this server has {:?}", app.options.model);
-    ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found")
 }
 
 /// Hands all answers of a request to the engine, or none; with the text that each begins with.
