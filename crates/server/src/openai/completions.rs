@@ -14,12 +14,10 @@ const MOST_PROMPTS: usize = 128;
 /// How many of the most likely tokens to name, where log-probabilities are asked for: a number, as in OpenAI's API, or
 /// `logprobs: true` with `top_logprobs`, as for chats.
 pub(super) fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = fields.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
     match fields.get("logprobs") {
         Some(Value::Bool(false)) => Ok(None),
-        Some(Value::Bool(true)) => {
-            let top = fields.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
-            Ok(Some(top.unwrap_or(0) as usize))
-        }
+        Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0) as usize)),
         _ => Ok(fields.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|count| count as usize)),
     }
 }
@@ -93,7 +91,14 @@ mod tests {
         ] {
             assert_eq!(read(body.clone()).unwrap(), expected, "{body}");
         }
-        assert!(read(json!({"logprobs": 21})).is_err() && read(json!({"logprobs": "1"})).is_err());
+        for body in [
+            json!({"logprobs": 21}),
+            json!({"logprobs": "1"}),
+            json!({"top_logprobs": 21}),
+            json!({"logprobs": false, "top_logprobs": "1"}),
+        ] {
+            assert!(read(body.clone()).is_err(), "{body}");
+        }
     }
 
     #[test]
