@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk to a model
     Chat(ChatArgs),
-    /// Serve a model over HTTP, with OpenAI's protocol
+    /// Serve a model over HTTP, with OpenAI's protocol and a web chat
     Serve(Box<ServeArgs>),
     /// Turn texts into embeddings
     Embed(EmbedArgs),
@@ -419,6 +419,8 @@ are limited), --use-default-chat-template, and --trust-remote-code (no code of a
 --adapter-path, --draft-model, --num-draft-tokens, --chat-template, --kv-bits and its companions, --pipeline.
 
 Exit codes: 0 after ctrl-C or SIGTERM, 1 when the engine fails, 2 wrong usage, 130 or 143 after a second signal.
+
+A browser finds a web chat at /, and clients a description of the API at /openapi.json.
 
 Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /stats, /metrics, /version; docs/http-api.md \
 describes them.";

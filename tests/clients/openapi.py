@@ -1,4 +1,4 @@
-"""Compares a server with the document at its /openapi.json: URL.
+"""Compares servers with the document at their /openapi.json: URL EMBEDDING_URL.
 
 First answers of every kind, also in streams, with their schemas; then whatever schemathesis makes of the document."""
 
@@ -7,21 +7,22 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 
 import jsonschema
 
-URL = sys.argv[1]
+URL, EMBEDDING_URL = sys.argv[1:3]
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 4}
 TEXT = {"prompt": "The capital of France is", "max_tokens": 4}
 
 
-def ask(method, path, body=None, headers=()):
+def ask(method, path, body=None, headers=(), url=URL):
     """Status, headers and text of a response."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **dict(headers)}
-    request = urllib.request.Request(URL + path, data=data, method=method, headers=headers)
+    request = urllib.request.Request(url + path, data=data, method=method, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, response.headers, response.read().decode()
@@ -51,9 +52,9 @@ def of(name):
     return validator({"$ref": f"#/components/schemas/{name}"})
 
 
-def compare(method, path, status, body=None, template=None, headers=()):
+def compare(method, path, status, body=None, template=None, headers=(), url=URL):
     """Asks, and compares the response with what the document says of it."""
-    got, received, text = ask(method, path, body, headers)
+    got, received, text = ask(method, path, body, headers, url)
     assert got == status, (path, body, got, text)
     operation = DOCUMENT["paths"][template or path][method.lower()]
     response = resolve(operation["responses"][str(status)])
@@ -150,6 +151,7 @@ def check_errors():
     compare("POST", path, 413, b"[", headers={"Content-Length": str(17 << 20)})
     compare("POST", path, 403, CHAT, headers={"Origin": "https://evil.example"})
     compare("POST", "/v1/completions", 400, {"prompt": "word " * 9000})
+    compare("POST", "/v1/embeddings", 400, {"input": "This is no embedding model."})
     compare("GET", "/v1/models/another", 404, template="/v1/models/{id}")
 
 
@@ -161,15 +163,35 @@ def check_the_rest():
     compare("GET", "/", 304, headers={"If-None-Match": ask("GET", "/")[1]["etag"]})
 
 
+def check_embeddings():
+    for options in ({}, {"encoding_format": "base64", "dimensions": 8}, {"input": [[5, 6], "a"], "input_type": "query"},
+                    {"input": [5, 6]}, {"instruction": "Find"}):
+        body = {"input": "A text.", **options}
+        of("EmbeddingRequest").validate(body)
+        compare("POST", "/v1/embeddings", 200, body, url=EMBEDDING_URL)
+    for options in ({"input": None}, {"input": []}, {"input": [[]]}, {"input": [1.5]}, {"input": ["a"] * 2049},
+                    {"encoding_format": "hex"}, {"input_type": "song"}, {"dimensions": 0}):
+        body = {"input": "A text.", **options}
+        assert not of("EmbeddingRequest").is_valid(body), options
+        compare("POST", "/v1/embeddings", 400, body, url=EMBEDDING_URL)
+
+
 def check_with_schemathesis():
     """Requests of every form, valid and not: no 5xx, and nothing that the document does not have."""
-    here = pathlib.Path(__file__).parent
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{URL}/openapi.json", "--max-examples", "25",
+    attack(URL)
+    attack(EMBEDDING_URL, "--include-path", "/v1/embeddings")
+
+
+def attack(url, *arguments):
+    hooks = pathlib.Path(__file__).parent.resolve() / "schemathesis_hooks.py"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--max-examples", "25",
                "--seed", "1", "--no-color", "--phases", "examples,coverage,fuzzing", "--continue-on-failure",
                # What only the model knows (its vocabulary, its context) is not in the document.
-               "--exclude-checks", "positive_data_acceptance"]
-    environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(here / "schemathesis_hooks.py")}
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               "--exclude-checks", "positive_data_acceptance", *arguments]
+    # It leaves files where it runs.
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(command, cwd=folder, env={**os.environ, "SCHEMATHESIS_HOOKS": str(hooks)},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert found.returncode == 0, found.stdout
 
 

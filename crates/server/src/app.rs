@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::guard::{RequestId, guard};
 use crate::metrics::Metrics;
-use crate::{ServerOptions, openai, status};
+use crate::{ServerOptions, openai, status, web};
 
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ pub(crate) fn now() -> u64 {
 }
 
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
+    web::routes(Router::new())
         .route("/v1/chat/completions", post(openai::chat_completions))
         // mlx_lm.server has this path too.
         .route("/chat/completions", post(openai::chat_completions))

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::ServerOptions;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::random;
+use crate::{random, web};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -126,10 +126,10 @@ fn preflight(headers: &HeaderMap) -> Response {
     response
 }
 
-/// Checks the key, of everything but /health.
+/// Checks the key, of everything but /health and the server's own files.
 fn check_key(options: &ServerOptions, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
     let Some(key) = &options.api_key else { return Ok(()) };
-    if path == "/health" {
+    if path == "/health" || web::file(path).is_some() {
         return Ok(());
     }
     let authorization = text(headers, header::AUTHORIZATION).and_then(|value| value.split_once(' '));

@@ -1,4 +1,4 @@
-//! HTTP on the engine: OpenAI's protocol, health and metrics.
+//! HTTP on the engine: OpenAI's protocol, health, metrics and the web chat.
 //!
 //! [`serve()`] answers requests on a socket with an [`Engine`](russet_engine::Engine) until it is told to stop.
 //! docs/http-api.md describes every endpoint. The crate reads no environment, installs no signal handler and prints
@@ -15,6 +15,7 @@ mod options;
 mod random;
 mod serve;
 mod status;
+mod web;
 
 use std::time::Duration;
 

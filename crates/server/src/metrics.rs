@@ -6,6 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use russet_engine::{EngineStatus, Histogram, MemoryPlan, Statistics};
 
+use crate::web;
+
 /// What the server counts.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -44,23 +46,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The endpoints, save those with something of the request in their path.
+const ROUTES: [&str; 9] = [
+    "/v1/chat/completions",
+    "/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/health",
+    "/stats",
+    "/version",
+    "/metrics",
+];
+
 /// The name of a path in metrics; there are only so many, whatever is asked for.
 fn route(path: &str) -> &'static str {
-    const ROUTES: [&str; 9] = [
-        "/v1/chat/completions",
-        "/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/models",
-        "/health",
-        "/stats",
-        "/version",
-        "/metrics",
-    ];
     match ROUTES.into_iter().find(|route| *route == path) {
         Some(route) => route,
         None if path.starts_with("/v1/models/") => "/v1/models/{id}",
-        None => "other",
+        None => web::file(path).map_or("other", |file| file.path),
     }
 }
 
@@ -197,6 +201,22 @@ pub(crate) fn resident_memory() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_path_has_a_name_and_is_documented() {
+        let document = include_str!("../openapi.json");
+        let document: serde_json::Value = serde_json::from_str(document).unwrap();
+        let documented = document["paths"].as_object().unwrap();
+        for path in documented.keys() {
+            assert_eq!(route(path), path);
+        }
+        for path in ROUTES {
+            assert!(documented.contains_key(path), "openapi.json lacks {path}");
+        }
+        for path in ["/nothing", "/web/nothing.js", "/v1/models/", "/v1/models/own/er"] {
+            assert!(["other", "/v1/models/{id}"].contains(&route(path)), "{path}");
+        }
+    }
 
     #[test]
     fn a_histogram_is_written_with_its_buckets() {
