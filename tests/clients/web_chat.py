@@ -218,6 +218,7 @@ def check_an_answer_is_regenerated_and_a_question_edited():
     with Chat() as chat:
         chat.ask()
         chat.press("Regenerate")
+        expect(chat.page.get_by_label("Message", exact=True)).to_be_focused()
         chat.finished()
         assert chat.texts() == [CAPITAL, PARIS]
         chat.ask("Thanks.")

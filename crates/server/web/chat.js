@@ -55,7 +55,7 @@ function openNew() {
   setAddress("", "pushState");
   open(store.newConversation());
   closeSidebar();
-  input.focus();
+  focusInput();
 }
 
 function save(saved) {
@@ -144,6 +144,7 @@ function regenerate() {
   if (answers.has(conversation.id)) return;
   if (conversation.messages.at(-1)?.role === "assistant") conversation.messages.pop();
   answer(conversation);
+  focusInput();
 }
 
 /** Asks something else at the place of a message; what followed is dropped. */
@@ -151,7 +152,7 @@ function edit(message, text) {
   stop();
   conversation.messages.splice(conversation.messages.indexOf(message));
   send(text);
-  input.focus();
+  focusInput();
 }
 
 function stop() {
@@ -298,7 +299,7 @@ scroller.addEventListener("scroll", () => {
 });
 $("latest").addEventListener("click", () => {
   scrollToLatest();
-  input.focus();
+  focusInput();
 });
 
 // Words for the user
@@ -443,15 +444,20 @@ function sendInput() {
   input.value = "";
   fitInput();
   send(text);
-  input.focus();
+  focusInput();
+}
+
+const isTouch = () => matchMedia("(pointer: coarse)").matches;
+
+/** Goes to the message box, save where that brings up a keyboard over half of the screen. */
+function focusInput() {
+  if (!isTouch()) input.focus();
 }
 
 input.addEventListener("input", fitInput);
 input.addEventListener("keydown", (event) => {
-  // On a touch screen there is a button for it, and no other way to begin a line.
-  const isTouch = matchMedia("(pointer: coarse)").matches;
-  // Input methods confirm with Enter what they compose.
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch) return;
+  // Input methods confirm with Enter what they compose. On a touch screen it is the only way to begin a line.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch()) return;
   event.preventDefault();
   sendInput();
 });
@@ -461,7 +467,7 @@ $("composer").addEventListener("submit", (event) => {
 });
 $("stop").addEventListener("click", () => {
   stop();
-  input.focus();
+  focusInput();
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   // The address names the conversation.

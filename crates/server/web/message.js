@@ -70,6 +70,7 @@ export class AnswerView {
   #waiting = element("div", { className: "waiting", "aria-hidden": "true" }, element("i"), element("i"), element("i"));
   #problem = element("div", { className: "problem", hidden: true });
   #facts = element("span", { className: "faint facts" });
+  #copy = copyButton("Copy the answer", () => this.#message.content);
   #again = element("button", { type: "button", className: "quiet" }, "Regenerate");
   #foot = element("div", { className: "actions" });
 
@@ -77,7 +78,7 @@ export class AnswerView {
   constructor(message, onAgain) {
     this.#message = message;
     this.#again.addEventListener("click", onAgain);
-    this.#foot.append(copyButton("Copy the answer", () => message.content), this.#again, this.#facts);
+    this.#foot.append(this.#copy, this.#again, this.#facts);
     this.root.append(this.#reasoning, this.#text, this.#calls, this.#waiting, this.#problem, this.#foot);
     this.#problem.addEventListener("click", (event) => event.target.tagName === "BUTTON" && onAgain());
   }
@@ -96,7 +97,8 @@ export class AnswerView {
     this.#reasoning.hidden = reasoning === "";
     if (this.#thoughts.textContent !== reasoning) this.#thoughts.textContent = reasoning;
     const isThinking = isAnswering && content === "" && calls.length === 0;
-    const label = thought === null ? "Reasoning" : `Thought for ${tenths.format(thought)} s`;
+    const time = thought < 1 ? "less than a second" : `${tenths.format(thought)} s`;
+    const label = thought === null ? "Reasoning" : `Thought for ${time}`;
     this.#summary.textContent = isThinking ? "Thinking…" : label;
     this.#markdown.update(content);
     this.#calls.replaceChildren(...calls.map(callView));
@@ -109,6 +111,7 @@ export class AnswerView {
       this.#problem.append(element("p", { role: "alert" }, error), ...(isLast ? [retry] : []));
     }
     this.#foot.hidden = isAnswering;
+    this.#copy.hidden = content === "";
     this.#again.hidden = !isLast || error !== "";
     this.#facts.textContent = facts(this.#message);
   }
