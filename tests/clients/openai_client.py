@@ -3,8 +3,10 @@
 import asyncio
 import sys
 import time
+import typing
 
 import openai
+import pydantic
 
 URL, KEYED_URL, KEY, EMBEDDING_URL = sys.argv[1:5]
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=60)
@@ -205,7 +207,8 @@ def check_errors():
     fails(bad, lambda: chat([{"role": "user", "content": image}]), "messages[0].content[0].type", "image_url")
     tool = {"type": "function", "function": {"name": "f"}}
     fails(bad, lambda: chat(tools=[tool]), "tools", "not supported")
-    fails(bad, lambda: chat(response_format={"type": "json_object"}), "response_format.type", "not supported")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
+    fails(bad, lambda: chat(response_format=form), "response_format.json_schema.schema", "strin")
     fails(bad, lambda: chat(stream_options={"include_usage": True}), "stream_options", "stream is true")
     fails(bad, lambda: complete([1, -1]), "prompt[1]", "-1 is not a token id")
     fails(bad, lambda: complete([999999]), "prompt", "outside the model's vocabulary")
@@ -216,6 +219,28 @@ def check_errors():
     assert fails(openai.NotFoundError, other, "model", "gpt-4").code == "model_not_found"
     images = lambda: client.images.generate(model=MODEL, prompt="x")
     fails(openai.NotFoundError, images, None, "/v1/images/generations")
+
+
+def check_structured_outputs():
+    """The package's own helpers, which send a schema and read the answer back."""
+    class Twin(pydantic.BaseModel):
+        country: typing.Literal["Italy", "Japan"]
+
+    class Capital(pydantic.BaseModel):
+        name: typing.Literal["Paris", "London", "Saint-Étienne"]
+        districts: list[typing.Annotated[int, pydantic.Field(ge=1, le=20)]] = pydantic.Field(max_length=3)
+        twin: typing.Optional[Twin]
+
+    options = {"model": MODEL, "messages": CAPITAL, "response_format": Capital, "max_tokens": 200, "temperature": 1}
+    for seed in range(3):
+        [choice] = client.chat.completions.parse(**options, seed=seed).choices
+        assert isinstance(choice.message.parsed, Capital), choice
+        with client.chat.completions.stream(**options, seed=seed) as stream:
+            events = list(stream)
+        assert stream.get_final_completion().choices[0].message.parsed == choice.message.parsed
+        assert any(event.type == "content.done" and event.parsed == choice.message.parsed for event in events)
+    extra = {"structured_outputs": {"choice": [" yes", " no"]}}
+    assert complete("Is water wet? Answer:", extra_body=extra).choices[0].text in (" yes", " no")
 
 
 def check_many_streams():

@@ -127,14 +127,17 @@ def check_refusals():
     for fields in ({"n": 0}, {"n": 129}, {"max_tokens": 0}, {"temperature": -1}, {"top_p": 2}, {"top_k": -1}, {"min_p": 2},
                    {"stop": ""}, {"stop": [1]}, {"stream": 1}, {"seed": 1.5}, {"logit_bias": {"x": 1}}, {"xtc_threshold": 1},
                    {"logit_bias": [1]}, {"repetition_penalty": -1}, {"model": 5}, {"min_tokens_to_keep": 0},
-                   {"repetition_context_size": -1}, {"stream_options": 1}, {"stop": ["x"] * 65}):
+                   {"repetition_context_size": -1}, {"stream_options": 1}, {"stop": ["x"] * 65}, {"guided_choice": [1]},
+                   {"response_format": {"type": "xml"}}, {"response_format": {"type": "json_schema"}},
+                   {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, {"guided_regex": 1},
+                   {"structured_outputs": {}}, {"structured_outputs": {"json": []}}):
         for name, path, body in [("ChatCompletionRequest", "/v1/chat/completions", CHAT),
                                  ("CompletionRequest", "/v1/completions", TEXT)]:
             assert not of(name).is_valid({**body, **fields}), fields
             compare("POST", path, 400, {**body, **fields})
     for fields in ({"messages": None}, {"messages": 1}, {"messages": [{}]}, {"messages": [{"role": "god"}]},
                    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"logprobs": 1},
-                   {"top_logprobs": 21}, {"response_format": {"type": "xml"}}, {"chat_template_kwargs": []}):
+                   {"top_logprobs": 21}, {"chat_template_kwargs": []}):
         assert not of("ChatCompletionRequest").is_valid({**CHAT, **fields}), fields
         compare("POST", "/v1/chat/completions", 400, {**CHAT, **fields})
     for fields in ({"prompt": None}, {"prompt": 1}, {"prompt": [1.5]}, {"prompt": [[-1]]}, {"logprobs": 21},

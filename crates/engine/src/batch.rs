@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 use std::mem;
 
 use russet_mlx::random::KeySequence;
-use russet_mlx::{Array, Dtype, Stream, async_eval, concatenate, eval, memory};
+use russet_mlx::{Array, Dtype, Stream, async_eval, concatenate, eval, memory, select};
 use russet_model::{Cache, Model, Tier};
+use russet_text::{Constraint, Grammar};
 
 use crate::sampling::Sampling;
 use crate::steps::{CLEAR_CACHE_INTERVAL, MAX_RESERVE, Step, check_prefill_chunk, check_prompt};
@@ -46,6 +47,8 @@ pub struct BatchStep {
     pub id: SequenceId,
     /// Its next token; an error ends the sequence, and no other.
     pub step: Result<Step>,
+    /// Its grammar lets nothing follow this token. The sequence is the caller's to remove.
+    pub complete: bool,
     /// Its state, if it ended with this token. With MLX it has consumed the token, with the CPU kernels all
     /// before it.
     pub ended: Option<Cache>,
@@ -56,6 +59,8 @@ struct Sequence {
     id: SequenceId,
     /// The prompt, and what was generated and handed out.
     tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    prompt_length: usize,
     sampling: Sampling,
     keys: KeySequence,
     /// The keys before the last step was launched.
@@ -66,6 +71,51 @@ struct Sequence {
     history: Option<Array>,
     /// How many tokens it may still get.
     limit: Option<usize>,
+    /// What may be generated.
+    constraint: Option<Constrained>,
+}
+
+impl Sequence {
+    /// Tells its grammar which token was picked.
+    fn commit(&mut self, token: u32) {
+        if let Some(constrained) = &mut self.constraint {
+            constrained.attempt(|constraint| constraint.commit(token));
+        }
+    }
+}
+
+/// The grammar of a sequence.
+struct Constrained {
+    grammar: Grammar,
+    state: Constraint,
+    /// Why it can't go on.
+    failed: Option<russet_text::Error>,
+}
+
+impl Constrained {
+    fn new(grammar: Grammar) -> Self {
+        Self { state: grammar.start(), grammar, failed: None }
+    }
+
+    fn attempt<T>(
+        &mut self,
+        run: impl FnOnce(&mut Constraint) -> std::result::Result<T, russet_text::Error>,
+    ) -> Option<T> {
+        if self.failed.is_some() {
+            return None;
+        }
+        run(&mut self.state).map_err(|e| self.failed = Some(e)).ok()
+    }
+
+    /// The tokens that may be picked next, `[1, vocabulary]`; none where no token is needed any more.
+    fn mask(&mut self, vocabulary: i32) -> Result<Option<Array>> {
+        if self.state.is_complete() {
+            return Ok(None);
+        }
+        let Some(mask) = self.attempt(Constraint::mask) else { return Ok(None) };
+        let mask = Array::from_slice(&mask.to_bytes(vocabulary.max(0) as usize), [1, vocabulary])?;
+        Ok(Some(mask.astype(Dtype::Bool)?))
+    }
 }
 
 /// A sequence whose prompt is read.
@@ -191,11 +241,11 @@ impl<'m> Batch<'m> {
         seed: u64,
         limit: Option<usize>,
     ) -> Result<SequenceId> {
-        self.insert_after(None, prompt, sampling, seed, limit)
+        self.insert_after(None, prompt, sampling, seed, limit, None)
     }
 
     /// [`Batch::insert`] for a prompt whose first tokens are read: `prefix` is the state after them. It lacks at
-    /// least the last token.
+    /// least the last token. What is generated follows `grammar`, if there is one.
     ///
     /// # Errors
     /// As [`Batch::insert`], and when the state is that of a batch or of too many tokens.
@@ -206,6 +256,7 @@ impl<'m> Batch<'m> {
         sampling: Sampling,
         seed: u64,
         limit: Option<usize>,
+        grammar: Option<Grammar>,
     ) -> Result<SequenceId> {
         check_prompt(self.model, prompt, &sampling)?;
         if limit == Some(0) {
@@ -220,12 +271,14 @@ impl<'m> Batch<'m> {
         let sequence = Sequence {
             id: SequenceId(self.next_id),
             tokens: prompt.to_vec(),
+            prompt_length: prompt.len(),
             sampling,
             launch_keys: keys.clone(),
             settled_keys: keys.clone(),
             keys,
             history: None,
             limit,
+            constraint: grammar.map(Constrained::new),
         };
         self.next_id += 1;
         let id = sequence.id;
@@ -248,6 +301,14 @@ impl<'m> Batch<'m> {
     pub fn resume(&mut self, Paused(mut sequence): Paused) {
         sequence.keys = sequence.settled_keys.clone();
         sequence.history = None;
+        if let Some(constrained) = sequence.constraint.take() {
+            // It may have heard of a token that was not handed out.
+            sequence.constraint = Some(Constrained::new(constrained.grammar));
+            for token in sequence.tokens.split_off(sequence.prompt_length) {
+                sequence.commit(token);
+                sequence.tokens.push(token);
+            }
+        }
         self.next_id = self.next_id.max(sequence.id.0 + 1);
         self.waiting.push_back(Prompt { sequence, known: 0, read: 0, cache: None });
     }
@@ -450,7 +511,7 @@ impl Running {
         let last: Vec<u32> = self.sequences.iter().filter_map(|of| of.tokens.last().copied()).collect();
         let tokens = Array::from_slice(&last, [last.len() as i32])?;
         self.rows = Some(Rows { cache, tokens, unread: None });
-        self.launch(model)?;
+        self.launch(model, false)?;
         if looks_ahead(model) { Ok(Vec::new()) } else { self.read() }
     }
 
@@ -458,7 +519,7 @@ impl Running {
     fn step(&mut self, model: &Model) -> Result<Vec<BatchStep>> {
         let Some(rows) = &mut self.rows else { return Ok(Vec::new()) };
         let (tokens, unread) = (rows.tokens.clone(), rows.unread.take());
-        self.launch(model)?;
+        self.launch(model, unread.is_some())?;
         match unread {
             // The step that was launched ahead consumes the tokens that are read now.
             Some(unread) => self.report(&tokens, &unread, true),
@@ -474,27 +535,49 @@ impl Running {
         self.report(&tokens, &unread, false)
     }
 
-    /// Adds the step that consumes the rows' tokens to the graph and starts it.
-    fn launch(&mut self, model: &Model) -> Result<()> {
+    /// Adds the step that consumes the rows' tokens to the graph and starts it. `unread` says whether these have yet to
+    /// be handed out.
+    fn launch(&mut self, model: &Model, unread: bool) -> Result<()> {
         let Some(rows) = &mut self.rows else { return Ok(()) };
         let hidden = model.forward(&rows.tokens.expand_dims([1])?, &mut rows.cache)?;
         let logits = model.logits(&hidden)?.slice_axis(1, -1, i32::MAX)?.squeeze([1])?;
         let row = |of: &Array, row: usize| of.slice_axis(0, row as i32, row as i32 + 1);
 
-        let mut processed = logits.clone();
-        if self.sequences.iter().any(|sequence| sequence.sampling.has_processors()) {
-            let parts = self.sequences.iter_mut().enumerate().map(|(i, sequence)| {
-                let logits = row(&logits, i)?;
-                if !sequence.sampling.has_processors() {
-                    return Ok(logits);
+        let mut masks = Vec::new();
+        if self.sequences.iter().any(|sequence| sequence.constraint.is_some()) {
+            // What a grammar allows depends on the token before: the model runs while that is looked up.
+            async_eval(std::slice::from_ref(&logits))?;
+            if unread {
+                for (sequence, token) in self.sequences.iter_mut().zip(rows.tokens.to_vec::<u32>()?) {
+                    sequence.commit(token);
                 }
-                let token = row(&rows.tokens, i)?;
-                let history = match sequence.history.take() {
-                    Some(history) => concatenate(&[history, token], 0)?,
-                    None => token,
-                };
-                sequence.history = Some(history.clone());
-                sequence.sampling.process(&logits, &history)
+            }
+            let vocabulary = logits.dim(1)?;
+            let constrained = self.sequences.iter_mut().map(|sequence| sequence.constraint.as_mut());
+            let mask = |of: Option<&mut Constrained>| of.map_or(Ok(None), |of| of.mask(vocabulary));
+            masks = constrained.map(mask).collect::<Result<_>>()?;
+        }
+        let mask_of = |row: usize| masks.get(row).and_then(Option::as_ref);
+        let mut processed = logits.clone();
+        if self.sequences.iter().any(|sequence| sequence.sampling.has_processors())
+            || masks.iter().any(Option::is_some)
+        {
+            let parts = self.sequences.iter_mut().enumerate().map(|(i, sequence)| {
+                let mut logits = row(&logits, i)?;
+                if sequence.sampling.has_processors() {
+                    let token = row(&rows.tokens, i)?;
+                    let history = match sequence.history.take() {
+                        Some(history) => concatenate(&[history, token], 0)?,
+                        None => token,
+                    };
+                    sequence.history = Some(history.clone());
+                    logits = sequence.sampling.process(&logits, &history)?;
+                }
+                // After bias and penalties: none of them lets a token back in.
+                match mask_of(i) {
+                    Some(mask) => select(mask, &logits, f64::NEG_INFINITY),
+                    None => Ok(logits),
+                }
             });
             processed = concatenate(&parts.collect::<russet_mlx::Result<Vec<_>>>()?, 0)?;
         }
@@ -527,7 +610,13 @@ impl Running {
         let row = |of: &Array, row: usize| of.slice_axis(0, row as i32, row as i32 + 1)?.squeeze([0]);
         let (mut steps, mut kept) = (Vec::new(), Vec::new());
         for (i, ((sequence, token), check)) in self.sequences.iter_mut().zip(tokens).zip(checks).enumerate() {
-            let step = if check.is_finite() {
+            if !ahead {
+                sequence.commit(token);
+            }
+            let failed = sequence.constraint.as_mut().and_then(|constrained| constrained.failed.take());
+            let step = if let Some(e) = failed {
+                Err(e.into())
+            } else if check.is_finite() {
                 Ok(Step { token, logits: row(&picked.logits, i)?, logprobs: row(&picked.logprobs, i)? })
             } else {
                 let tokens = sequence.tokens.len();
@@ -544,7 +633,8 @@ impl Running {
             if !ends && step.is_ok() {
                 kept.push(i);
             }
-            steps.push(BatchStep { id: sequence.id, step, ended });
+            let complete = sequence.constraint.as_ref().is_some_and(|of| of.state.is_complete());
+            steps.push(BatchStep { id: sequence.id, step, complete, ended });
         }
         if kept.len() < self.sequences.len() {
             self.keep(&kept)?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use russet_mlx::memory;
 use russet_model::graphs::Shape;
 use russet_model::{Model, Tier};
-use russet_text::{EosTokenIds, Tokenizer};
+use russet_text::{EosTokenIds, Grammar, Tokenizer};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -74,6 +74,9 @@ pub struct SubmitOptions {
     pub top_logprobs: Option<usize>,
     /// When the request ends with [`Error::Deadline`], whatever it has.
     pub deadline: Option<Instant>,
+    /// What the answer has to be, and it is once it ends with [`FinishReason::Stop`] but for stop strings. Made for the
+    /// tokenizer of this model.
+    pub grammar: Option<Grammar>,
 }
 
 /// What the answer to a request is made of.
@@ -165,6 +168,7 @@ pub(crate) struct Submission {
     pub(crate) request: Request,
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) arrived: Instant,
     pub(crate) output: UnboundedSender<Output>,
 }
@@ -459,6 +463,7 @@ impl Engine {
             request,
             top_logprobs: options.top_logprobs,
             deadline: options.deadline,
+            grammar: options.grammar,
             arrived: Instant::now(),
             output,
         };

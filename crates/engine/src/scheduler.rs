@@ -281,12 +281,16 @@ impl<'m> Scheduler<'m> {
         };
         let cached = prefix.as_ref().map_or(0, |cache| cache.offset() as usize);
         let (sampling, limit) = (request.sampling.clone(), Some(request.max_tokens));
-        let inserted = self.batch.insert_after(prefix, &request.prompt, sampling, request.seed, limit);
+        let grammar = submission.grammar.clone();
+        let inserted =
+            self.batch.insert_after(prefix, &request.prompt, sampling, request.seed, limit, grammar);
         let id = match inserted {
             Ok(id) => id,
             Err(e) => return Err((submission, e)),
         };
-        let text = AnswerText::new(tokenizer.detokenizer(), &request.stop, request.continues_prompt);
+        // A grammar speaks of every byte, also of a first space.
+        let every_byte = request.continues_prompt || submission.grammar.is_some();
+        let text = AnswerText::new(tokenizer.detokenizer(), &request.stop, every_byte);
         let row = Row {
             text,
             cached,
@@ -303,12 +307,13 @@ impl<'m> Scheduler<'m> {
 
     /// Hands out tokens.
     fn deliver(&mut self, steps: Vec<BatchStep>) -> Result<()> {
-        for BatchStep { id, step, ended } in steps {
+        for BatchStep { id, step, complete, ended } in steps {
             let Some(row) = self.rows.get_mut(&id) else { continue };
             let outcome = match step {
-                Ok(step) => row
-                    .token(&step, self.language_model, self.shared)
-                    .map(|finished| finished.or(ended.as_ref().map(|_| FinishReason::Length))),
+                Ok(step) => row.token(&step, self.language_model, self.shared).map(|finished| {
+                    let complete = complete.then_some(FinishReason::Stop);
+                    finished.or(complete).or(ended.as_ref().map(|_| FinishReason::Length))
+                }),
                 Err(e) => Err(e),
             };
             if let Ok(None) = outcome {
@@ -455,6 +460,11 @@ fn top_logprobs(logprobs: &Array, token: u32, count: usize) -> Result<TokenLogpr
     order.sort_unstable_by(likelier);
     Ok(TokenLogprobs {
         logprob: value(token),
-        top: order.into_iter().map(|token| (token, value(token))).collect(),
+        // What a grammar does not allow is no alternative.
+        top: order
+            .into_iter()
+            .map(|token| (token, value(token)))
+            .filter(|(_, logprob)| logprob.is_finite())
+            .collect(),
     })
 }

@@ -2,19 +2,15 @@
 
 mod common;
 
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Numbers, alone, collect, fixtures, load, start, submit};
+use common::{Numbers, alone, collect, fixtures, load, start, start_faulty, submit};
 use russet_engine::{
-    Answer, Engine, EngineOptions, Error, FinishReason, LanguageModel, Output, Refusal, Request, Sampling,
-    SubmitOptions,
+    Answer, Engine, EngineOptions, Error, FinishReason, Output, Refusal, Request, Sampling, SubmitOptions,
 };
-use russet_mlx::Array;
-use russet_model::graphs::{Graph, Shape};
-use russet_model::{Cache, Model, Tier};
+use russet_model::Tier;
 
 /// Requests of mixed lengths: many begin alike, every third draws tokens, every fifth looks back at those before.
 fn requests(numbers: &mut Numbers) -> Vec<Request> {
@@ -216,55 +212,6 @@ fn memory_is_planned_before_it_is_used() {
     let options = EngineOptions { memory_budget: Some(1000), ..options };
     let error = Engine::start(move || Ok(load(&dir, Tier::L3)), options).err().unwrap().to_string();
     assert!(error.contains("0 MiB") || error.contains("1 MiB"), "{error}");
-}
-
-/// A graph that fails, or panics, when it meets a token.
-struct Faulty {
-    graph: Box<dyn Graph>,
-    token: u32,
-    panics: bool,
-    failures: Arc<AtomicUsize>,
-}
-
-impl Graph for Faulty {
-    fn forward(
-        &self,
-        tokens: &Array,
-        cache: &mut Cache,
-        each_layer: &mut dyn FnMut(&Array),
-    ) -> russet_model::Result<Array> {
-        if tokens.reshape([-1])?.to_vec::<u32>()?.contains(&self.token) {
-            self.failures.fetch_add(1, Ordering::Relaxed);
-            assert!(!self.panics, "a panic on purpose");
-            return Err(russet_model::Error::Input("a fault on purpose".into()));
-        }
-        self.graph.forward(tokens, cache, each_layer)
-    }
-
-    fn logits(&self, hidden: &Array) -> russet_model::Result<Array> {
-        self.graph.logits(hidden)
-    }
-
-    fn new_cache(&self) -> Cache {
-        self.graph.new_cache()
-    }
-
-    fn shape(&self) -> Shape {
-        self.graph.shape()
-    }
-}
-
-fn start_faulty(dir: &Path, tier: Tier, token: u32, panics: bool) -> (Engine, Arc<AtomicUsize>) {
-    let failures = Arc::new(AtomicUsize::new(0));
-    let (dir, counted) = (dir.to_owned(), failures.clone());
-    let around = move |model: Model| {
-        model.with_graph(|graph| Box::new(Faulty { graph, token, panics, failures: counted }))
-    };
-    let load = move || {
-        let LanguageModel { model, tokenizer, eos } = load(&dir, tier);
-        Ok(LanguageModel { model: around(model), tokenizer, eos })
-    };
-    (Engine::start(load, EngineOptions::default()).unwrap(), failures)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What all requests share, and the routes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -12,6 +12,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use russet_engine::Engine;
+use russet_text::GrammarCompiler;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -33,6 +34,8 @@ pub(crate) struct App {
     /// When the server started, in seconds of Unix time.
     pub(crate) created: u64,
     stopping: AtomicBool,
+    /// Made for the first request that has a grammar.
+    grammars: OnceLock<Result<GrammarCompiler, russet_text::Error>>,
 }
 
 impl App {
@@ -44,7 +47,15 @@ impl App {
             started: Instant::now(),
             created: now(),
             stopping: AtomicBool::new(false),
+            grammars: OnceLock::new(),
         }
+    }
+
+    /// Compiles grammars for the model. The first call takes a while.
+    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, russet_text::Error> {
+        let facts = self.engine.facts();
+        let made = self.grammars.get_or_init(|| GrammarCompiler::new(&facts.tokenizer, &facts.eos));
+        made.as_ref().map_err(Clone::clone)
     }
 
     pub(crate) fn stop(&self) {

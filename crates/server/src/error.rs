@@ -64,6 +64,8 @@ impl ApiError {
         match error {
             Error::Option { option: "temp", message } => Self::field("temperature", message),
             Error::Option { option, message } => Self::field(option.replace('-', "_"), message),
+            // The client's grammar, at a point that only the answer led to.
+            Error::Text(russet_text::Error::Constraint(_)) => Self::invalid(message).code("grammar_failed"),
             Error::Prompt(_) | Error::Text(_) => Self::invalid(message).param(prompt),
             Error::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout"),
             Error::Stopping | Error::Engine(_) => Self::unavailable(message),

@@ -8,6 +8,7 @@ mod app;
 mod choices;
 mod error;
 mod fields;
+mod grammar;
 mod guard;
 mod metrics;
 mod openai;

@@ -38,6 +38,14 @@ pub enum Error {
         found: String,
     },
 
+    /// A schema, regular expression or grammar can't be used.
+    #[error("{0}")]
+    Grammar(String),
+
+    /// An answer can't go on as its grammar demands.
+    #[error("the answer cannot go on as its grammar demands: {0}")]
+    Constraint(String),
+
     /// The tokenizer refused a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),

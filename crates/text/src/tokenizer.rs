@@ -191,6 +191,17 @@ impl Tokenizer {
         }
     }
 
+    /// Whether [`token_bytes`](Self::token_bytes) are what a token prints beside any other.
+    pub(crate) fn has_fixed_token_bytes(&self) -> bool {
+        !matches!(*self.0.decoding, Decoding::Naive { .. })
+    }
+
+    /// The tokens that tokenizer.json or its configuration calls special, and their texts.
+    pub(crate) fn special_tokens(&self) -> BTreeMap<u32, String> {
+        let added = self.0.backend.get_added_tokens_decoder();
+        added.into_iter().filter(|(_, token)| token.special).map(|(id, token)| (id, token.content)).collect()
+    }
+
     /// The highest token id plus one, added tokens included: the number of rows that an embedding needs so that every
     /// text can be encoded. A model may have more rows; with fewer, some tokens cannot be evaluated.
     pub fn vocab_size(&self) -> usize {

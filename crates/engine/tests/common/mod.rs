@@ -2,12 +2,16 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use russet_engine::{
     Answer, Engine, EngineOptions, Error, FinishReason, LanguageModel, Output, Request, SubmitOptions,
     generate,
 };
-use russet_model::{Fidelity, LoadOptions, Tier};
+use russet_mlx::Array;
+use russet_model::graphs::{Graph, Shape};
+use russet_model::{Cache, Fidelity, LoadOptions, Model, Tier};
 use russet_testing::{FixtureSpec, Format, Oracle, qwen3_5_fixture};
 use serde_json::json;
 
@@ -72,4 +76,54 @@ pub(crate) fn submit(engine: &Engine, request: &Request) -> Answer {
 pub(crate) fn alone(model: &LanguageModel, request: &Request) -> (Vec<u32>, String, FinishReason) {
     let made = generate(model, request, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     (made.tokens, made.text, made.finish_reason)
+}
+
+/// A graph that fails, or panics, when it meets a token.
+struct Faulty {
+    graph: Box<dyn Graph>,
+    token: u32,
+    panics: bool,
+    failures: Arc<AtomicUsize>,
+}
+
+impl Graph for Faulty {
+    fn forward(
+        &self,
+        tokens: &Array,
+        cache: &mut Cache,
+        each_layer: &mut dyn FnMut(&Array),
+    ) -> russet_model::Result<Array> {
+        if tokens.reshape([-1])?.to_vec::<u32>()?.contains(&self.token) {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "a panic on purpose");
+            return Err(russet_model::Error::Input("a fault on purpose".into()));
+        }
+        self.graph.forward(tokens, cache, each_layer)
+    }
+
+    fn logits(&self, hidden: &Array) -> russet_model::Result<Array> {
+        self.graph.logits(hidden)
+    }
+
+    fn new_cache(&self) -> Cache {
+        self.graph.new_cache()
+    }
+
+    fn shape(&self) -> Shape {
+        self.graph.shape()
+    }
+}
+
+/// An engine on such a graph, and how often it met the token.
+pub(crate) fn start_faulty(dir: &Path, tier: Tier, token: u32, panics: bool) -> (Engine, Arc<AtomicUsize>) {
+    let failures = Arc::new(AtomicUsize::new(0));
+    let (dir, counted) = (dir.to_owned(), failures.clone());
+    let around = move |model: Model| {
+        model.with_graph(|graph| Box::new(Faulty { graph, token, panics, failures: counted }))
+    };
+    let load = move || {
+        let LanguageModel { model, tokenizer, eos } = load(&dir, tier);
+        Ok(LanguageModel { model: around(model), tokenizer, eos })
+    };
+    (Engine::start(load, EngineOptions::default()).unwrap(), failures)
 }

@@ -51,21 +51,6 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
             return Err(ApiError::field(name, "calls of tools are not supported"));
         }
     }
-    if let Some(format) = fields.get("response_format") {
-        let format = Fields::at(format, "response_format")?;
-        match format.string("type")? {
-            Some("text") => {}
-            Some(kind @ ("json_object" | "json_schema")) => {
-                return Err(ApiError::field("response_format.type", format!("{kind:?} is not supported")));
-            }
-            kind => {
-                return Err(ApiError::field(
-                    "response_format.type",
-                    format!("must be \"text\", but it is {kind:?}"),
-                ));
-            }
-        }
-    }
     Ok(())
 }
 
@@ -160,16 +145,9 @@ mod tests {
     fn what_cannot_be_done_is_refused() {
         let check = |body: Value| refuse_unsupported(&Fields::new(body.as_object().unwrap()));
         let tools = json!([{"type": "function"}]);
-        for body in [
-            json!({}),
-            json!({"tools": [], "response_format": {"type": "text"}}),
-            json!({"tools": tools, "tool_choice": "none"}),
-        ] {
+        for body in [json!({}), json!({"tools": []}), json!({"tools": tools, "tool_choice": "none"})] {
             assert!(check(body).is_ok());
         }
         assert!(problem(check(json!({"tools": tools}))).starts_with("tools: "));
-        let schema = json!({"response_format": {"type": "json_schema", "json_schema": {}}});
-        assert!(problem(check(schema)).starts_with("response_format.type: \"json_schema\""));
-        assert!(problem(check(json!({"response_format": {"type": "xml"}}))).contains("xml"));
     }
 }

@@ -16,6 +16,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use russet_engine::{Answer, FinishReason, SubmitOptions, TokenLogprobs};
+use russet_text::Grammar;
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::embeddings::embeddings;
@@ -25,7 +26,7 @@ use crate::choices::{Choices, Piece, Usage};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::options::Options;
-use crate::random;
+use crate::{grammar, random};
 
 /// An endpoint that generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,8 @@ struct Prepared {
     options: Options,
     /// How many of the most likely tokens to name, where log-probabilities are asked for.
     logprobs: Option<usize>,
+    /// What answers have to be.
+    grammar: Option<Grammar>,
 }
 
 #[derive(Debug)]
@@ -78,7 +81,7 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
     let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
     let preparing = app.clone();
     let prepared = blocking(move || prepare(&preparing, endpoint, &body)).await?;
-    let Prepared { prompts, options, logprobs } = prepared;
+    let Prepared { prompts, options, logprobs, grammar } = prepared;
     if app.options.log_prompts {
         for prompt in &prompts {
             let text = app.engine.facts().tokenizer.decode(&prompt.tokens, false);
@@ -86,7 +89,8 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
         }
     }
     let (stream, include_usage, n) = (options.stream, options.include_usage, options.n);
-    let (echoes, answers) = submit(&app, endpoint, prompts, &options, logprobs, deadline)?;
+    let submit_options = SubmitOptions { top_logprobs: logprobs, deadline, grammar };
+    let (echoes, answers) = submit(&app, endpoint, prompts, &options, &submit_options)?;
     let choices = Choices::new(&app, request_id, endpoint.prompt_field(), answers, n);
     let format = Format::new(app.clone(), endpoint, logprobs.is_some(), echoes);
     if stream {
@@ -123,7 +127,8 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiEr
             .param(endpoint.prompt_field())
             .code("context_length_exceeded"));
     }
-    Ok(Prepared { prompts, options, logprobs })
+    let grammar = grammar::read(app, &fields)?;
+    Ok(Prepared { prompts, options, logprobs, grammar })
 }
 
 /// Hands all answers of a request to the engine, or none; with the text that each begins with.
@@ -132,8 +137,7 @@ fn submit(
     endpoint: Endpoint,
     prompts: Vec<Prompt>,
     options: &Options,
-    logprobs: Option<usize>,
-    deadline: Option<Instant>,
+    submit_options: &SubmitOptions,
 ) -> Result<(Vec<String>, Vec<Answer>), ApiError> {
     let (mut echoes, mut answers) = (Vec::new(), Vec::new());
     for Prompt { tokens, echo } in prompts {
@@ -147,7 +151,7 @@ fn submit(
                 continues_prompt: endpoint == Endpoint::Completions,
                 prefill_chunk: None,
             };
-            let submitted = app.engine.submit(request, SubmitOptions { top_logprobs: logprobs, deadline });
+            let submitted = app.engine.submit(request, submit_options.clone());
             answers.push(submitted.map_err(|e| ApiError::refused(e, endpoint.prompt_field()))?);
             echoes.push(echo.clone());
         }
