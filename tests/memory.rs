@@ -32,7 +32,7 @@ fn loading_copies_no_weight() {
 fn an_answer_needs_little_more_than_the_weights() {
     const WEIGHTS: f64 = 98.3e6;
     common::starter();
-    for (options, limit) in [(["--no-repack", "--offline"], 1.25), (["--fidelity=l3", "--offline"], 1.45)] {
+    for (options, limit) in [(["--no-repack", "--offline"], 1.2), (["--fidelity=l3", "--offline"], 1.35)] {
         let args = ["run", "Once upon a time", "--raw", "--temp", "0", "--max-tokens", "24"];
         let mut child =
             Command::new(common::RUSSET).args(args).args(options).stdout(Stdio::null()).spawn().unwrap();

@@ -72,6 +72,7 @@ impl TextModel {
         drop(tokenizer);
         // Parsing the tokenizer took more memory than it keeps: better before the weights than on top of them.
         memory::trim();
+        memory::drop_code();
         let model = Model::from_profile(checkpoint, resolution, options.fidelity, options.cpu)?;
         let rows = model.shape().vocabulary as usize;
         if tokens > rows {

@@ -4,6 +4,11 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#ifdef __linux__
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/backend/cuda/cuda.h"
@@ -588,6 +593,29 @@ void clear_cache() { mx::clear_cache(); }
 void trim_memory() {
 #ifdef __GLIBC__
   malloc_trim(0);
+#endif
+}
+#ifdef __linux__
+static int drop_code_of(dl_phdr_info* object, size_t, void*) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (int i = 0; i < object->dlpi_phnum; i++) {
+    const auto& segment = object->dlpi_phdr[i];
+    // Pages that can be written to may have been, and then exist nowhere else.
+    if (segment.p_type != PT_LOAD || !(segment.p_flags & PF_X) || (segment.p_flags & PF_W)) {
+      continue;
+    }
+    const uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
+    const uintptr_t first = begin / page * page, end = (begin + segment.p_filesz) / page * page;
+    if (end > first) {
+      madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+    }
+  }
+  return 0;
+}
+#endif
+void drop_code() {
+#ifdef __linux__
+  dl_iterate_phdr(drop_code_of, nullptr);
 #endif
 }
 size_t set_memory_limit(size_t bytes) { return mx::set_memory_limit(bytes); }

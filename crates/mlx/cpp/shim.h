@@ -179,6 +179,7 @@ void reset_peak_memory();
 size_t cache_memory();
 void clear_cache();
 void trim_memory();
+void drop_code();
 size_t set_memory_limit(size_t bytes);
 size_t set_cache_limit(size_t bytes);
 size_t set_wired_limit(size_t bytes);

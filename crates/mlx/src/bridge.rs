@@ -443,6 +443,7 @@ pub(crate) mod ffi {
         fn cache_memory() -> usize;
         fn clear_cache() -> Result<()>;
         fn trim_memory();
+        fn drop_code();
         fn set_memory_limit(bytes: usize) -> Result<usize>;
         fn set_cache_limit(bytes: usize) -> Result<usize>;
         fn set_wired_limit(bytes: usize) -> Result<usize>;

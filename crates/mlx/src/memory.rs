@@ -33,6 +33,12 @@ pub fn trim() {
     ffi::trim_memory();
 }
 
+/// Takes the code of the program and its libraries out of this process's memory, where the system has a way: what runs
+/// again comes back from the system's cache of files, and what only starting up needed does not.
+pub fn drop_code() {
+    ffi::drop_code();
+}
+
 /// Sets the memory guideline; returns the previous one.
 pub fn set_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_memory_limit(bytes)?)

@@ -107,6 +107,8 @@ impl TokenBytes {
             // Files with 4 GiB of text are refused before they come here.
             table.starts.push(u32::try_from(table.bytes.len()).unwrap_or(u32::MAX));
         }
+        table.bytes.shrink_to_fit();
+        table.starts.shrink_to_fit();
         table
     }
 
