@@ -34,11 +34,13 @@ fn browser() -> Option<PathBuf> {
 #[test]
 fn the_web_chat_works_in_a_browser() {
     let (Some(browser), Some(mut script)) = (browser(), client_script("web_chat.py")) else { return };
-    let (open, keyed) = (Server::start(&[]), Server::start(&["--api-key", KEY]));
-    let output = script.arg(browser).args([&open.url(), &keyed.url(), KEY]).output().unwrap();
+    let (open, keyed, doomed) = (Server::start(&[]), Server::start(&["--api-key", KEY]), Server::start(&[]));
+    let pid = doomed.child.id().to_string();
+    script.arg(browser).args([&open.url(), &keyed.url(), KEY, &doomed.url(), &pid]);
+    let output = script.output().unwrap();
     let print = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", print(&output.stdout), print(&output.stderr));
-    assert!(print(&output.stdout).lines().count() >= 14, "{}", print(&output.stdout));
+    assert!(print(&output.stdout).lines().count() >= 15, "{}", print(&output.stdout));
 }
 
 #[test]

@@ -1,8 +1,13 @@
-"""Uses the web chat in a browser: BROWSER URL KEYED_URL KEY [SCREENSHOTS], the last being a folder for pictures."""
+"""Uses the web chat in a browser: BROWSER URL KEYED_URL KEY DOOMED_URL DOOMED_PID [SCREENSHOTS].
+
+The doomed server is killed; SCREENSHOTS is a folder for pictures of every screen.
+"""
 
 import json
+import os
 import pathlib
 import re
+import signal
 import sys
 import time
 import urllib.request
@@ -10,8 +15,8 @@ import urllib.request
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-BROWSER, URL, KEYED_URL, KEY = sys.argv[1:5]
-SCREENSHOTS = pathlib.Path(sys.argv[5]) if len(sys.argv) > 5 else None
+BROWSER, URL, KEYED_URL, KEY, DOOMED_URL, DOOMED_PID = sys.argv[1:7]
+SCREENSHOTS = pathlib.Path(sys.argv[7]) if len(sys.argv) > 7 else None
 CAPITAL = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
@@ -338,6 +343,7 @@ def check_settings_reach_the_server():
         chat.ask("More")
         assert {name: asked[1].get(name) for name in values} == values
         assert asked[1]["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert "chat_template_kwargs" not in asked[1]
         # New conversations begin with them; what can't be a value is not sent.
         chat.page.reload()
         chat.press("New conversation")
@@ -346,14 +352,16 @@ def check_settings_reach_the_server():
         chat.page.get_by_label("Top-p").fill("7")
         chat.press("Done")
         expect(chat.page.get_by_label("Top-p")).to_be_focused()
+        chat.page.get_by_label("Reasoning").select_option("off")
         chat.press("Close the settings")
         chat.ask("Again")
         assert "top_p" not in asked[2] and "seed" not in asked[2] and asked[2]["top_k"] == 40
+        assert asked[2]["chat_template_kwargs"] == {"enable_thinking": False}
         chat.press("Settings")
         chat.press("Empty all")
         chat.press("Done")
         chat.ask("And again")
-        assert "top_k" not in asked[3] and asked[3]["messages"][0]["role"] == "user"
+        assert not {"top_k", "chat_template_kwargs"} & set(asked[3]) and asked[3]["messages"][0]["role"] == "user"
 
 
 def check_markdown_is_rendered():
@@ -509,6 +517,21 @@ def check_failures_are_told_and_tried_again():
         chat.ask("Please.")
         assert asked[0]["messages"] == [{"role": "user", "content": f"{CAPITAL}\n\nPlease."}]
         expect(problem.last).to_be_hidden()
+
+
+def check_a_server_that_dies_leaves_what_it_said():
+    with Chat(DOOMED_URL, expected=["net::ERR"]) as chat:
+        chat.never_ends()
+        chat.send()
+        last, problem = (chat.page.locator(f"article.assistant .{name}") for name in ("markdown", "problem"))
+        expect(last).to_have_text(re.compile(".{20}", re.S))
+        os.kill(int(DOOMED_PID), signal.SIGKILL)
+        chat.finished()
+        expect(problem).to_contain_text("The connection to the server was lost.")
+        assert len(last.inner_text()) >= 20
+        chat.press("Try again")
+        chat.finished()
+        expect(problem).to_contain_text("The server cannot be reached.")
 
 
 def check_reasoning_and_tool_calls_are_shown():

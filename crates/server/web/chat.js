@@ -171,13 +171,15 @@ function requestMessages({ messages, settings }) {
 }
 
 async function answer(asked) {
-  const { system: _, ...settings } = asked.settings;
+  const { system: _, thinking, ...numbers } = asked.settings;
   const body = {
     ...(model && { model: model.id }),
     messages: requestMessages(asked),
     stream: true,
     stream_options: { include_usage: true },
-    ...settings,
+    // What the templates of models that reason know; others have no use for it.
+    ...(thinking && { chat_template_kwargs: { enable_thinking: thinking === "on" } }),
+    ...numbers,
   };
   const message = store.newAnswer();
   const controller = new AbortController();
@@ -377,13 +379,15 @@ const settingsForm = $("settings").querySelector("form");
 function showSettings() {
   const { settings } = conversation;
   settingsForm.elements.system.value = settings.system;
+  settingsForm.elements.thinking.value = settings.thinking;
   for (const name of store.NUMBERS) settingsForm.elements[name].value = settings[name] ?? "";
   $("forget-key").hidden = key === "";
   $("settings").showModal();
 }
 
 function changeSettings() {
-  const settings = { system: settingsForm.elements.system.value };
+  const { system, thinking } = settingsForm.elements;
+  const settings = { system: system.value, thinking: thinking.value };
   for (const name of store.NUMBERS) {
     const field = settingsForm.elements[name];
     if (field.value !== "" && field.validity.valid) settings[name] = field.valueAsNumber;

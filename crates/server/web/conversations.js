@@ -155,7 +155,7 @@ function readUsage(value) {
 }
 
 function readSettings(value) {
-  const settings = { system: string(value?.system) };
+  const settings = { system: string(value?.system), thinking: string(value?.thinking) };
   for (const name of NUMBERS) {
     if (number(value?.[name]) !== null) settings[name] = value[name];
   }
