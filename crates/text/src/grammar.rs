@@ -195,8 +195,14 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, Error> {
             return refused("there is nothing to choose from");
         }
         GrammarSource::Choice(texts) => {
-            let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-            TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            // One terminal for all: looking up many costs much more.
+            let some = texts.iter().filter(|text| !text.is_empty()).map(|text| json!(text).to_string());
+            let some: Vec<String> = some.collect();
+            TopLevelGrammar::from_lark(match (some.len(), texts.len()) {
+                (0, _) => "start: \"\"".to_owned(),
+                (n, all) if n < all => format!("start: TEXT?\nTEXT: {}", some.join(" | ")),
+                _ => format!("start: TEXT\nTEXT: {}", some.join(" | ")),
+            })
         }
         GrammarSource::Lark(text) if text.trim().is_empty() => return refused("the grammar is empty"),
         GrammarSource::Lark(text) => TopLevelGrammar::from_lark(text.clone()),

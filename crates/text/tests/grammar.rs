@@ -133,6 +133,8 @@ fn each_kind_of_source_means_what_it_says() {
             (regex("[ab]+c/\\d"), "abac/7", "abc"),
             (regex("a\nb"), "a\nb", "a b"),
             (choice(&["yes", "no", "\"no\"\\\n"]), "\"no\"\\\n", "nope"),
+            (choice(&["", "a"]), "", "b"),
+            (choice(&[""]), "", "a"),
             (lark("start: \"a\" b*\nb: /[0-9]/ | \"(\" b \")\""), "a1((2))", "a1((2)"),
         ] {
             let grammar = case.compile(source.clone());
