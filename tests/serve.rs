@@ -279,6 +279,10 @@ fn an_embedding_model_embeds() {
         (json!({"input": {}}), "input: must be a text, a list of texts or of token ids"),
         (json!({"input": "a", "encoding_format": "hex"}), "encoding_format: must be \"float\" or \"base64\""),
         (json!({"input": "a", "input_type": "song"}), "input_type: must be \"document\""),
+        (
+            json!({"input": "a", "input_type": "song", "instruction": "Find"}),
+            "input_type: must be \"document\"",
+        ),
         (json!({"input": "a", "dimensions": 65}), "dimensions: must be from 1 to 64, but it is 65"),
         (json!({"input": [999_999_999]}), "token id 999999999 is outside"),
     ] {

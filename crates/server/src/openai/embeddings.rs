@@ -70,15 +70,15 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
 
 impl Asked {
     fn read(embedding: &Embedding, fields: &Fields<'_>) -> Result<Self, ApiError> {
-        let purpose = match (fields.string("instruction")?, fields.string("input_type")?) {
-            (Some(task), _) => Purpose::Instruction(task),
-            (None, None | Some("document" | "passage")) => Purpose::Document,
-            (None, Some("query")) => Purpose::Query,
-            (None, Some(kind)) => {
+        let purpose = match fields.string("input_type")? {
+            None | Some("document" | "passage") => Purpose::Document,
+            Some("query") => Purpose::Query,
+            Some(kind) => {
                 let problem = format!("must be \"document\", \"passage\" or \"query\", but it is {kind:?}");
                 return Err(ApiError::field("input_type", problem));
             }
         };
+        let purpose = fields.string("instruction")?.map_or(purpose, Purpose::Instruction);
         let base64 = match fields.string("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
