@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use crate::ToolParser;
 use crate::template::Limit;
 
 /// What can go wrong between text and tokens.
@@ -79,6 +80,13 @@ pub enum Error {
         what: String,
         /// What is wrong with it.
         problem: String,
+    },
+
+    /// No parser of tool calls has this name.
+    #[error("there is no tool parser {name:?}; there are {}", ToolParser::ALL.map(ToolParser::name).join(", "))]
+    UnknownToolParser {
+        /// The name.
+        name: String,
     },
 
     /// A chat template is not valid Jinja.

@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 use crate::detokenizer::Decoding;
 use crate::special_tokens::SpecialTokens;
 use crate::template::{MAX_DEPTH, check_depth};
-use crate::{ChatTemplate, Error, StreamingDetokenizer};
+use crate::{ChatTemplate, Error, StreamingDetokenizer, ThinkingMarkers, ToolParser};
 
 /// The largest token id that is taken for real. Tables over the vocabulary are as long as its highest id, so an id far
 /// beyond any vocabulary must not reserve gigabytes.
@@ -37,22 +37,10 @@ struct Inner {
     vocab_size: u32,
     decoding: Arc<Decoding>,
     thinking: Option<ThinkingMarkers>,
+    tool_parser: Result<Option<ToolParser>, Error>,
     cleans_up_spaces: bool,
     /// Chat templates by name, compiled; a broken one is an error only when it is used.
     templates: BTreeMap<String, Result<ChatTemplate, Error>>,
-}
-
-/// The marks around a model's reasoning.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ThinkingMarkers {
-    /// The text that opens it.
-    pub start: String,
-    /// The text that closes it.
-    pub end: String,
-    /// `start` as tokens; often only one.
-    pub start_tokens: Vec<u32>,
-    /// `end` as tokens.
-    pub end_tokens: Vec<u32>,
 }
 
 /// What is read of tokenizer.json besides what the tokenizers crate reads.
@@ -131,10 +119,15 @@ impl Tokenizer {
             vocab_size,
             decoding: Arc::new(decoding),
             thinking: None,
+            tool_parser: Ok(None),
             cleans_up_spaces,
             templates,
         };
-        tokenizer.thinking = tokenizer.find_thinking_markers()?;
+        tokenizer.thinking = ThinkingMarkers::find(
+            |token| tokenizer.backend.token_to_id(token),
+            |text| tokenizer.encode(text, false),
+        )?;
+        tokenizer.tool_parser = tokenizer.find_tool_parser(&config);
         Ok(Self(Arc::new(tokenizer)))
     }
 
@@ -244,6 +237,20 @@ impl Tokenizer {
         self.0.thinking.as_ref()
     }
 
+    /// The markup in which the model calls tools: what tokenizer_config.json says, else what the chat template or the
+    /// vocabulary show; none if they show nothing.
+    ///
+    /// # Errors
+    /// When tokenizer_config.json names a parser that does not exist.
+    pub fn tool_parser(&self) -> Result<Option<ToolParser>, Error> {
+        self.0.tool_parser.clone()
+    }
+
+    /// Whether the chat template can tell a model about tools.
+    pub fn takes_tools(&self) -> bool {
+        self.chat_template(true).is_ok_and(|template| template.source().contains("tools"))
+    }
+
     /// Whether the checkpoint comes with a chat template.
     pub fn has_chat_template(&self) -> bool {
         !self.0.templates.is_empty()
@@ -251,13 +258,7 @@ impl Tokenizer {
 
     /// The chat template for a request: with tools the one called `tool_use` if there is one, else `default`.
     pub fn chat_template(&self, with_tools: bool) -> Result<&ChatTemplate, Error> {
-        let templates = &self.0.templates;
-        let tool_use = if with_tools { templates.get("tool_use") } else { None };
-        match tool_use.or_else(|| templates.get("default")) {
-            Some(template) => template.as_ref().map_err(Clone::clone),
-            None if templates.is_empty() => Err(Error::NoChatTemplate),
-            None => Err(Error::NoDefaultChatTemplate { names: templates.keys().cloned().collect() }),
-        }
+        self.0.chat_template(with_tools)
     }
 
     /// Renders messages into a prompt, as `apply_chat_template` of Transformers and mlx-lm do.
@@ -309,39 +310,28 @@ impl Inner {
         Ok(guarded(encode).map_err(Error::Encode)?.get_ids().to_vec())
     }
 
-    /// `mlx_lm.tokenizer_utils._infer_thinking`.
-    fn find_thinking_markers(&self) -> Result<Option<ThinkingMarkers>, Error> {
-        let has = |token: &str| self.backend.token_to_id(token).is_some();
-        let single = [
-            ("<think>", "</think>"),
-            ("<longcat_think>", "</longcat_think>"),
-            ("<|think:start|>", "<|think:end|>"),
-        ];
-        for (start, end) in single {
-            if let (Some(start_id), Some(end_id)) =
-                (self.backend.token_to_id(start), self.backend.token_to_id(end))
-            {
-                return Ok(Some(ThinkingMarkers {
-                    start: start.to_owned(),
-                    end: end.to_owned(),
-                    start_tokens: vec![start_id],
-                    end_tokens: vec![end_id],
-                }));
-            }
+    fn chat_template(&self, with_tools: bool) -> Result<&ChatTemplate, Error> {
+        let templates = &self.templates;
+        let tool_use = if with_tools { templates.get("tool_use") } else { None };
+        match tool_use.or_else(|| templates.get("default")) {
+            Some(template) => template.as_ref().map_err(Clone::clone),
+            None if templates.is_empty() => Err(Error::NoChatTemplate),
+            None => Err(Error::NoDefaultChatTemplate { names: templates.keys().cloned().collect() }),
         }
-        let (start, end) = if has("<|channel>") && has("<channel|>") {
-            ("<|channel>thought", "<channel|>")
-        } else if ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"].into_iter().all(has) {
-            ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
-        } else {
-            return Ok(None);
-        };
-        Ok(Some(ThinkingMarkers {
-            start: start.to_owned(),
-            end: end.to_owned(),
-            start_tokens: self.encode(start, false)?,
-            end_tokens: self.encode(end, false)?,
-        }))
+    }
+
+    /// As `mlx_lm.tokenizer_utils.load`. A `chat_template_type` is a template in Python, of which mlx-lm's muse_spark
+    /// comes with a parser of its name.
+    fn find_tool_parser(&self, config: &Map<String, Value>) -> Result<Option<ToolParser>, Error> {
+        let named = |field| config.get(field).and_then(Value::as_str);
+        if let Some(name) = named("tool_parser_type") {
+            return name.parse().map(Some);
+        }
+        if let Some(parser) = named("chat_template_type").and_then(|name| name.parse().ok()) {
+            return Ok(Some(parser));
+        }
+        let template = self.chat_template(true).ok().map(ChatTemplate::source);
+        Ok(ToolParser::infer(template, |token| self.backend.token_to_id(token).is_some()))
     }
 }
 

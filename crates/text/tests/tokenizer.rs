@@ -10,7 +10,7 @@ use common::{
     sentencepiece_config, sentencepiece_decoder, write,
 };
 use proptest::prelude::*;
-use russet_text::{EosTokenIds, Error, Tokenizer};
+use russet_text::{EosTokenIds, Error, Tokenizer, ToolParser};
 use serde_json::{Map, Value, json};
 
 fn bpe(config: &Value) -> Checkpoint {
@@ -113,6 +113,29 @@ fn thinking_markers_come_from_the_vocabulary() {
     assert_eq!((markers.start.as_str(), markers.end.as_str()), ("<|channel>thought", "<channel|>"));
     assert!(markers.start_tokens.len() > 1);
     assert!(!all().iter().find(|(name, _)| name.contains("wordpiece")).unwrap().1.tokenizer.has_thinking());
+}
+
+#[test]
+fn the_tool_parser_is_told_or_shown() {
+    let parser = |template: &str, more: Value| {
+        let mut config = byte_level_config();
+        config["chat_template"] = template.into();
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let tokenizer = bpe(&config).tokenizer;
+        let parser = tokenizer.tool_parser().map(|parser| parser.map_or("none", ToolParser::name));
+        (tokenizer.takes_tools(), parser.map_err(|error| error.to_string()))
+    };
+    assert_eq!(parser("{{ messages }}", json!({})), (false, Ok("none")));
+    assert_eq!(parser("{{ tools }}[TOOL_CALLS]", json!({})), (true, Ok("mistral")));
+    let told = json!({"tool_parser_type": "gemma4", "chat_template_type": "muse_spark"});
+    assert_eq!(parser("[TOOL_CALLS]", told), (false, Ok("gemma4")));
+    assert_eq!(
+        parser("[TOOL_CALLS]", json!({"chat_template_type": "muse_spark"})),
+        (false, Ok("muse_spark"))
+    );
+    assert_eq!(parser("[TOOL_CALLS]", json!({"chat_template_type": "deepseek_v32"})), (false, Ok("mistral")));
+    let error = parser("[TOOL_CALLS]", json!({"tool_parser_type": "klingon"})).1.unwrap_err();
+    assert!(error.contains("\"klingon\"") && error.contains("json_tools"), "{error}");
 }
 
 #[test]

@@ -88,6 +88,7 @@ pub struct ChatTemplate(Arc<Compiled>);
 #[derive(Debug)]
 struct Compiled {
     name: String,
+    source: String,
     environment: Environment<'static>,
     /// A run of this template had to be left behind.
     abandoned: AtomicBool,
@@ -102,12 +103,18 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TemplateLimit { template: name.to_owned(), limit: Limit::Source });
         }
-        let source = source::rewrite(source, MAX_TAG_BYTES)
+        let rewritten = source::rewrite(source, MAX_TAG_BYTES)
             .ok_or_else(|| Error::TemplateLimit { template: name.to_owned(), limit: Limit::Tag })?;
-        let environment = on_own_thread(name, TIME_LIMIT, move || compile(source))?.map_err(|error| {
+        let environment = on_own_thread(name, TIME_LIMIT, move || compile(rewritten))?.map_err(|error| {
             Error::TemplateSyntax { template: name.to_owned(), message: describe(&error) }
         })?;
-        Ok(Self(Arc::new(Compiled { name: name.to_owned(), environment, abandoned: AtomicBool::new(false) })))
+        let (name, source) = (name.to_owned(), source.to_owned());
+        Ok(Self(Arc::new(Compiled { name, source, environment, abandoned: AtomicBool::new(false) })))
+    }
+
+    /// The template as it was given.
+    pub fn source(&self) -> &str {
+        &self.0.source
     }
 
     /// Renders the template with these variables.
