@@ -6,6 +6,7 @@
 
 mod gemma;
 mod glm47;
+mod grammar;
 mod json_tools;
 mod kimi_k2;
 mod kimi_k3;

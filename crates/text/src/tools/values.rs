@@ -84,6 +84,13 @@ pub(super) fn json_or_python(text: &str) -> Option<Value> {
     })
 }
 
+/// Whether a schema allows a string, so that a value may stand without quotes.
+pub(super) fn allows_string(schema: &Value) -> bool {
+    let mut types = Types::default();
+    types.collect(schema);
+    types.string || types == Types::default()
+}
+
 /// The types that a schema allows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Types {
