@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use russet_hub::Store;
 use russet_model::profile::{ArtifactChoice, ProfileOptions, read_profiles};
 use russet_model::{CpuOptions, Fidelity, KvType, LoadOptions, Precision};
+use russet_text::ToolParser;
 
 /// Local inference for MLX checkpoints.
 #[derive(Parser)]
@@ -388,6 +389,9 @@ pub(crate) struct ServeArgs {
         help_heading = "Answers"
     )]
     pub(crate) chat_template_args: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Markup in which the model calls tools [default: what its chat template shows]
+    #[arg(long, value_name = "NAME", value_parser = tool_parser(), help_heading = "Answers")]
+    pub(crate) tool_parser: Option<ToolParser>,
 
     /// Taken for mlx_lm.server's sake, without effect
     #[arg(long, hide = true)]
@@ -639,6 +643,11 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let id = id.trim().parse().map_err(|e| format!("token id '{id}': {e}"))?;
     let bias = bias.trim().parse().map_err(|e| format!("bias '{bias}': {e}"))?;
     Ok((id, bias))
+}
+
+fn tool_parser() -> impl TypedValueParser<Value = ToolParser> {
+    let names = PossibleValuesParser::new(ToolParser::ALL.map(ToolParser::name));
+    names.try_map(|name| name.parse::<ToolParser>())
 }
 
 fn parse_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {

@@ -3,20 +3,18 @@
 mod common;
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::http::ask;
+use common::in_process::InProcess;
 use common::llama;
-use russet_engine::{Engine, EngineOptions, LanguageModel};
+use russet_engine::EngineOptions;
 use russet_mlx::Array;
+use russet_model::Cache;
 use russet_model::graphs::{Graph, Shape};
-use russet_model::{Cache, Fidelity, LoadOptions};
-use russet_server::{Error, ServerOptions, serve};
+use russet_server::ServerOptions;
 use serde_json::json;
-use tokio::sync::oneshot;
 
 /// What a graph does when it meets the token of a letter.
 struct Faulty(Box<dyn Graph>);
@@ -53,12 +51,7 @@ impl Graph for Faulty {
     }
 }
 
-/// A server in this process.
-struct Server {
-    address: SocketAddr,
-    thread: JoinHandle<Result<(), Error>>,
-    stop: oneshot::Sender<()>,
-}
+struct Server(InProcess);
 
 impl Server {
     fn start(dir: String) -> Self {
@@ -66,32 +59,14 @@ impl Server {
     }
 
     fn start_with(dir: String, options: ServerOptions) -> Self {
-        let load = move || {
-            let loaded = LanguageModel::load(dir.as_ref(), &LoadOptions::new(Fidelity::Auto))?;
-            let LanguageModel { model, tokenizer, eos } = loaded;
-            Ok(LanguageModel { model: model.with_graph(|graph| Box::new(Faulty(graph))), tokenizer, eos })
-        };
-        let engine = Arc::new(Engine::start(load, EngineOptions::default()).unwrap());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
         let options = ServerOptions { keep_alive: Duration::from_millis(50), ..options };
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-            runtime.block_on(serve(listener, engine, options, async { drop(stopped.await) }))
-        });
-        Self { address, thread, stop }
+        Self(InProcess::start(dir, |graph, _| Box::new(Faulty(graph)), EngineOptions::default(), options))
     }
 
     fn complete(&self, prompt: &str, stream: bool) -> common::http::Reply {
         let body = json!({"prompt": prompt, "max_tokens": 2, "stream": stream}).to_string();
         let headers = [("Content-Type", "application/json")];
-        ask(self.address, "POST", "/v1/completions", &headers, &body)
-    }
-
-    fn finish(self) -> Result<(), Error> {
-        let _ = self.stop.send(());
-        self.thread.join().unwrap()
+        ask(self.0.address, "POST", "/v1/completions", &headers, &body)
     }
 }
 
@@ -107,10 +82,10 @@ fn a_fault_is_the_request_s_own() {
     assert!(error["error"]["message"].as_str().unwrap().contains("a fault on purpose"), "{stream:?}");
     assert!(!stream.body.contains("[DONE]"));
     assert_eq!(server.complete("a", false).status, 200);
-    let health = ask(server.address, "GET", "/health", &[], "");
+    let health = ask(server.0.address, "GET", "/health", &[], "");
     assert_eq!(health.status, 200);
     assert!(health.json()["last_error"].as_str().unwrap().contains("a fault on purpose"), "{health:?}");
-    assert!(server.finish().is_ok());
+    assert!(server.0.finish().is_ok());
 }
 
 #[test]
@@ -120,7 +95,7 @@ fn a_server_without_engine_ends_with_the_reason() {
     let reply = server.complete("P", false);
     assert!(reply.fails(503).contains("a panic on purpose"), "{reply:?}");
     let begin = Instant::now();
-    let error = server.thread.join().unwrap().unwrap_err().to_string();
+    let error = server.0.thread.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("the engine has stopped") && error.contains("a panic on purpose"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
@@ -131,7 +106,7 @@ fn a_client_that_reads_nothing_loses_its_connection() {
     let write_timeout = Duration::from_millis(300);
     let options = ServerOptions { write_timeout, max_connections: 1, ..ServerOptions::new("slow") };
     let server = Server::start_with(model, options);
-    let mut stream = TcpStream::connect(server.address).unwrap();
+    let mut stream = TcpStream::connect(server.0.address).unwrap();
     // Answers of many times what the system buffers.
     let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(5000);
     stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -139,10 +114,10 @@ fn a_client_that_reads_nothing_loses_its_connection() {
     let _ = stream.write_all(requests.as_bytes());
     // The only place there is is free again.
     let begin = Instant::now();
-    assert_eq!(ask(server.address, "GET", "/health", &[], "").status, 200);
+    assert_eq!(ask(server.0.address, "GET", "/health", &[], "").status, 200);
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     drop(stream);
-    assert!(server.finish().is_ok());
+    assert!(server.0.finish().is_ok());
 }
 
 #[test]
@@ -153,5 +128,5 @@ fn a_stream_that_waits_shows_that_it_lives() {
     let comments = stream.body.split("\n\n").filter(|event| *event == ": keep-alive").count();
     assert!(comments >= 2, "{stream:?}");
     assert!(stream.body.ends_with("data: [DONE]\n\n"));
-    assert!(server.finish().is_ok());
+    assert!(server.0.finish().is_ok());
 }

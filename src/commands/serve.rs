@@ -49,6 +49,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<ExitCode> {
         sampling: sampling(&args, facts)?,
         seed: args.sampling.seed,
         template_variables: args.chat_template_args.clone().unwrap_or_default(),
+        tool_parser: args.tool_parser,
         max_body: args.max_body_bytes,
         max_connections: args.max_connections,
         request_timeout: args.request_timeout.map(Duration::from_secs),

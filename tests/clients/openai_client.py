@@ -206,7 +206,7 @@ def check_errors():
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     fails(bad, lambda: chat([{"role": "user", "content": image}]), "messages[0].content[0].type", "image_url")
     tool = {"type": "function", "function": {"name": "f"}}
-    fails(bad, lambda: chat(tools=[tool]), "tools", "not supported")
+    fails(bad, lambda: chat(tools=[tool]), "tools", "has no place for tools")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
     fails(bad, lambda: chat(response_format=form), "response_format.json_schema.schema", "strin")
     fails(bad, lambda: chat(stream_options={"include_usage": True}), "stream_options", "stream is true")

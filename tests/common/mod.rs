@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod http;
+pub(crate) mod in_process;
+pub(crate) mod parrot;
 
 use std::fs;
 use std::path::{Path, PathBuf};

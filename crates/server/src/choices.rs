@@ -83,6 +83,14 @@ impl Choices {
         }
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.choices.len()
+    }
+
+    pub(crate) fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
     /// Tokens of the choices that ended.
     pub(crate) fn usage(&self) -> Usage {
         self.usage

@@ -7,18 +7,34 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type};
 
+/// What answers have to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// The field that says it.
+    pub(crate) field: String,
+    pub(crate) source: GrammarSource,
+}
+
+impl Wanted {
+    /// # Errors
+    /// When it can't be enforced; the message names the field and the reason.
+    pub(crate) fn compile(&self, app: &App) -> Result<Grammar, ApiError> {
+        let compiled = app.grammars().and_then(|compiler| compiler.compile(&self.source));
+        compiled.map_err(|error| ApiError::field(&self.field, error))
+    }
+}
+
 /// What answers to a request have to be, if it says so.
 ///
 /// # Errors
-/// When it says so twice, or what it says can't be used; the message names the field and the reason.
-pub(crate) fn read(app: &App, fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+/// When it says so twice, or a field has another form; the message names it.
+pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Wanted>, ApiError> {
     let mut sources = sources(fields)?.into_iter();
     let Some((field, source)) = sources.next() else { return Ok(None) };
     if let Some((other, _)) = sources.next() {
         return Err(ApiError::field(other, format!("can't be used together with {field}")));
     }
-    let compiled = app.grammars().and_then(|compiler| compiler.compile(&source));
-    compiled.map(Some).map_err(|error| ApiError::field(field, error))
+    Ok(Some(Wanted { field, source }))
 }
 
 /// All that is said, with the fields that say it.

@@ -4,6 +4,7 @@
 //! docs/http-api.md describes every endpoint. The crate reads no environment, installs no signal handler and prints
 //! nothing; what happens is logged with tracing, without prompts and answers unless it is told to.
 
+mod answers;
 mod app;
 mod choices;
 mod error;
@@ -16,11 +17,13 @@ mod options;
 mod random;
 mod serve;
 mod status;
+mod tools;
 mod web;
 
 use std::time::Duration;
 
 use russet_engine::Sampling;
+use russet_text::ToolParser;
 use serde_json::{Map, Value};
 
 pub use serve::serve;
@@ -46,6 +49,8 @@ pub struct ServerOptions {
     pub seed: Option<u64>,
     /// Values for the chat template, which requests may replace.
     pub template_variables: Map<String, Value>,
+    /// How the model calls tools; what its chat template shows, where absent.
+    pub tool_parser: Option<ToolParser>,
     /// Bytes of a request's body, at most.
     pub max_body: usize,
     /// Connections at once, at most; others wait to be accepted.
@@ -75,6 +80,7 @@ impl ServerOptions {
             sampling: Sampling::default(),
             seed: None,
             template_variables: Map::new(),
+            tool_parser: None,
             max_body: 16 << 20,
             max_connections: 1024,
             request_timeout: None,

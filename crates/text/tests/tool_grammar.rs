@@ -99,7 +99,7 @@ static CHECKPOINTS: LazyLock<[(Checkpoint, GrammarCompiler); 2]> = LazyLock::new
 fn walk(parser: ToolParser, which: usize, several: bool, choices: &[u16]) -> Option<String> {
     let (checkpoint, compiler) = &CHECKPOINTS[which];
     let tokenizer = &checkpoint.tokenizer;
-    let source = parser.grammar(tokenizer, &tools(), several).unwrap();
+    let source = parser.grammar(tokenizer, &tools(), several, None).unwrap();
     let grammar = compiler.compile(&source).unwrap_or_else(|error| panic!("{parser}: {error}: {source:?}"));
     let mut constraint = grammar.start();
     let mut detokenizer = tokenizer.detokenizer().continuing();
@@ -225,7 +225,7 @@ fn what_can_t_be_written_is_refused() {
     };
     for parser in ToolParser::ALL {
         let refused = |tools: &[Value], part: &str| {
-            let error = parser.grammar(tokenizer, tools, true).unwrap_err().to_string();
+            let error = parser.grammar(tokenizer, tools, true, None).unwrap_err().to_string();
             assert!(error.contains(part), "{parser}: {error}");
         };
         refused(&[], "no tool");
@@ -236,10 +236,11 @@ fn what_can_t_be_written_is_refused() {
         let odd = tool("f", json!({"a>b\"": {"type": "string"}}));
         let is_json = [ToolParser::JsonTools, ToolParser::Mistral, ToolParser::KimiK2, ToolParser::KimiK3]
             .contains(&parser);
-        assert_eq!(parser.grammar(tokenizer, &odd, true).is_ok(), is_json, "{parser}");
+        assert_eq!(parser.grammar(tokenizer, &odd, true, None).is_ok(), is_json, "{parser}");
     }
     let deep = (0..40).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}));
-    let error = ToolParser::Gemma4.grammar(tokenizer, &tool("f", json!({"a": deep})), false).unwrap_err();
+    let error =
+        ToolParser::Gemma4.grammar(tokenizer, &tool("f", json!({"a": deep})), false, None).unwrap_err();
     assert!(error.to_string().contains("16 levels"), "{error}");
 }
 

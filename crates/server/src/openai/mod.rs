@@ -15,18 +15,19 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use russet_engine::{Answer, FinishReason, SubmitOptions, TokenLogprobs};
-use russet_text::Grammar;
+use russet_engine::{Answer, SubmitOptions, TokenLogprobs};
+use russet_text::{AnswerEvent, AnswerParser, Grammar};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::embeddings::embeddings;
 
+use crate::answers::{Answers, End, Part};
 use crate::app::{App, blocking, check_model, json_response, no_model, now, object, read};
-use crate::choices::{Choices, Piece, Usage};
+use crate::choices::{Choices, Usage};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::options::Options;
-use crate::{grammar, random};
+use crate::random;
 
 /// An endpoint that generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,10 @@ struct Prepared {
     logprobs: Option<usize>,
     /// What answers have to be.
     grammar: Option<Grammar>,
+    /// How to read the answers.
+    parser: AnswerParser,
+    /// An answer may have one call of a tool, not several.
+    one_call: bool,
 }
 
 #[derive(Debug)]
@@ -81,7 +86,7 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
     let deadline = app.options.request_timeout.map(|timeout| Instant::now() + timeout);
     let preparing = app.clone();
     let prepared = blocking(move || prepare(&preparing, endpoint, &body)).await?;
-    let Prepared { prompts, options, logprobs, grammar } = prepared;
+    let Prepared { prompts, options, logprobs, grammar, parser, one_call } = prepared;
     if app.options.log_prompts {
         for prompt in &prompts {
             let text = app.engine.facts().tokenizer.decode(&prompt.tokens, false);
@@ -92,11 +97,12 @@ async fn generate(app: Arc<App>, endpoint: Endpoint, request: Request) -> Result
     let submit_options = SubmitOptions { top_logprobs: logprobs, deadline, grammar };
     let (echoes, answers) = submit(&app, endpoint, prompts, &options, &submit_options)?;
     let choices = Choices::new(&app, request_id, endpoint.prompt_field(), answers, n);
+    let answers = Answers::new(choices, &parser, one_call);
     let format = Format::new(app.clone(), endpoint, logprobs.is_some(), echoes);
     if stream {
-        return Ok(stream_response(format, choices, include_usage));
+        return Ok(stream_response(format, answers, include_usage));
     }
-    format.whole(choices).await.map(|body| json_response(StatusCode::OK, &body))
+    format.whole(answers).await.map(|body| json_response(StatusCode::OK, &body))
 }
 
 /// From bytes to tokens.
@@ -105,13 +111,21 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiEr
     let fields = Fields::new(&body);
     check_model(app, &fields)?;
     let options = Options::read(&fields, &app.options)?;
+    let (mut parser, mut one_call, mut grammar) = (AnswerParser::plain(), false, None);
     let (prompts, logprobs) = match endpoint {
         Endpoint::Chat => {
             let logprobs = chat::logprobs(&fields)?;
-            (vec![chat::prompt(app, &fields)?], logprobs)
+            let conversation = chat::conversation(&fields)?;
+            one_call = conversation.one_call;
+            let rendered = conversation.prompt(app, endpoint.prompt_field())?;
+            (parser, grammar) = (rendered.parser, rendered.grammar);
+            (vec![Prompt { tokens: rendered.tokens, echo: String::new() }], logprobs)
         }
         Endpoint::Completions => {
             let logprobs = completions::logprobs(&fields)?;
+            if let Some(wanted) = crate::grammar::read(&fields)? {
+                grammar = Some(wanted.compile(app)?);
+            }
             (completions::prompts(app, &fields, options.n)?, logprobs)
         }
     };
@@ -127,8 +141,7 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, ApiEr
             .param(endpoint.prompt_field())
             .code("context_length_exceeded"));
     }
-    let grammar = grammar::read(app, &fields)?;
-    Ok(Prepared { prompts, options, logprobs, grammar })
+    Ok(Prepared { prompts, options, logprobs, grammar, parser, one_call })
 }
 
 /// Hands all answers of a request to the engine, or none; with the text that each begins with.
@@ -207,34 +220,27 @@ impl Format {
     }
 
     /// All answers in one object.
-    async fn whole(self, mut choices: Choices) -> Result<Value, ApiError> {
-        let mut texts = self.echoes.clone();
-        let mut entries = vec![Vec::new(); texts.len()];
-        let mut reasons = vec![FinishReason::Stop; texts.len()];
-        while let Some(piece) = choices.next().await {
-            let Piece { choice, text, logprobs, end } = piece?;
-            if let Some(all) = texts.get_mut(choice) {
-                all.push_str(&text);
-            }
-            if let Some(all) = entries.get_mut(choice) {
-                all.extend(logprobs);
-            }
-            if let (Some(reason), Some(end)) = (reasons.get_mut(choice), end) {
-                *reason = end;
+    async fn whole(self, mut answers: Answers) -> Result<Value, ApiError> {
+        let choice = |echo: &String| Choice { text: echo.clone(), ..Choice::default() };
+        let mut choices: Vec<Choice> = self.echoes.iter().map(choice).collect();
+        while let Some(part) = answers.next().await {
+            let part = part?;
+            if let Some(choice) = choices.get_mut(part.choice) {
+                choice.extend(part);
             }
         }
-        let whole = texts.iter().zip(&entries).zip(&reasons).zip(&self.lengths).enumerate();
-        let objects = whole.map(|(index, (((text, entries), reason), offset))| {
-            let (logprobs, reason) = (self.logprobs(entries, *offset), reason.name());
+        let objects = choices.into_iter().zip(&self.lengths).enumerate().map(|(index, (choice, offset))| {
+            let logprobs = self.logprobs(&choice.logprobs, *offset);
+            let reason = choice.end.map(End::name);
             match self.endpoint {
                 Endpoint::Chat => json!({
                     "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": null},
+                    "message": choice.message(),
                     "logprobs": logprobs,
                     "finish_reason": reason,
                 }),
                 Endpoint::Completions => {
-                    json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+                    json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason})
                 }
             }
         });
@@ -243,7 +249,7 @@ impl Format {
             Endpoint::Completions => "text_completion",
         };
         let mut body = self.envelope(object, objects.collect());
-        body.insert("usage".into(), usage(choices.usage()));
+        body.insert("usage".into(), usage(answers.usage()));
         Ok(Value::Object(body))
     }
 
@@ -274,28 +280,117 @@ impl Format {
         first.map(|choice| self.chunk(Some(choice))).collect()
     }
 
-    /// The chunk of what became final, if it says anything.
-    fn piece(&mut self, piece: &Piece) -> Option<Map<String, Value>> {
-        let Piece { choice: index, text, logprobs: entries, end } = piece;
-        if text.is_empty() && entries.is_empty() && end.is_none() {
-            return None;
-        }
-        let offset = self.lengths.get(*index).copied().unwrap_or(0);
-        let logprobs = if entries.is_empty() { Value::Null } else { self.logprobs(entries, offset) };
-        if let Some(length) = self.lengths.get_mut(*index) {
-            *length += text.chars().count();
-        }
-        let reason = end.map(FinishReason::name);
-        let choice = match self.endpoint {
+    /// The chunks of what became final.
+    fn chunks(&mut self, part: Part) -> Vec<Map<String, Value>> {
+        let Part { choice: index, events, logprobs: entries, end } = part;
+        let offset = self.lengths.get(index).copied().unwrap_or(0);
+        let mut logprobs = if entries.is_empty() { Value::Null } else { self.logprobs(&entries, offset) };
+        let mut choices = Vec::new();
+        match self.endpoint {
             Endpoint::Chat => {
-                let delta = if text.is_empty() { json!({}) } else { json!({"content": text}) };
-                json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+                let mut push = |delta: Value, reason: Option<&str>| {
+                    // They belong to all chunks of the part, and are told once.
+                    let logprobs = logprobs.take();
+                    choices.push(json!({
+                        "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason,
+                    }));
+                };
+                events.into_iter().filter_map(delta).for_each(|delta| push(delta, None));
+                if let Some(end) = end {
+                    push(json!({}), Some(end.name()));
+                } else if !entries.is_empty() && choices.is_empty() {
+                    choices.push(json!({
+                        "index": index, "delta": {}, "logprobs": logprobs, "finish_reason": null,
+                    }));
+                }
             }
             Endpoint::Completions => {
-                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+                let text: String = events.into_iter().filter_map(text_of).collect();
+                if let Some(length) = self.lengths.get_mut(index) {
+                    *length += text.chars().count();
+                }
+                if !text.is_empty() || !entries.is_empty() || end.is_some() {
+                    let reason = end.map(End::name);
+                    choices.push(json!({
+                        "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason,
+                    }));
+                }
             }
-        };
-        Some(self.chunk(Some(choice)))
+        }
+        choices.into_iter().map(|choice| self.chunk(Some(choice))).collect()
+    }
+}
+
+fn text_of(event: AnswerEvent) -> Option<String> {
+    match event {
+        AnswerEvent::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// What an event adds to a message, if it does.
+fn delta(event: AnswerEvent) -> Option<Value> {
+    Some(match event {
+        AnswerEvent::Text(text) => json!({"content": text}),
+        AnswerEvent::Reasoning(text) => json!({"reasoning_content": text}),
+        AnswerEvent::ToolCallBegin { index, id, name } => {
+            let function = json!({"name": name, "arguments": ""});
+            json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+        }
+        AnswerEvent::ToolCallArguments { index, fragment } => {
+            json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]})
+        }
+        AnswerEvent::ToolCallEnd { .. } | AnswerEvent::Malformed => return None,
+    })
+}
+
+/// A whole answer.
+#[derive(Debug, Default)]
+struct Choice {
+    text: String,
+    reasoning: String,
+    /// Id, name and arguments.
+    calls: Vec<(String, String, String)>,
+    logprobs: Vec<(u32, TokenLogprobs)>,
+    end: Option<End>,
+}
+
+impl Choice {
+    fn extend(&mut self, part: Part) {
+        for event in part.events {
+            match event {
+                AnswerEvent::Text(more) => self.text += &more,
+                AnswerEvent::Reasoning(more) => self.reasoning += &more,
+                AnswerEvent::ToolCallBegin { id, name, .. } => self.calls.push((id, name, String::new())),
+                AnswerEvent::ToolCallArguments { fragment, .. } => {
+                    if let Some((.., arguments)) = self.calls.last_mut() {
+                        *arguments += &fragment;
+                    }
+                }
+                AnswerEvent::ToolCallEnd { .. } | AnswerEvent::Malformed => {}
+            }
+        }
+        self.logprobs.extend(part.logprobs);
+        self.end = part.end.or(self.end);
+    }
+
+    /// The message of a chat completion.
+    fn message(&self) -> Value {
+        let mut message = Map::new();
+        message.insert("role".into(), json!("assistant"));
+        let nothing = self.text.is_empty() && !self.calls.is_empty();
+        message.insert("content".into(), if nothing { Value::Null } else { json!(self.text) });
+        if !self.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), json!(self.reasoning));
+        }
+        if !self.calls.is_empty() {
+            let calls = self.calls.iter().map(|(id, name, arguments)| {
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            });
+            message.insert("tool_calls".into(), calls.collect());
+        }
+        message.insert("refusal".into(), Value::Null);
+        Value::Object(message)
     }
 }
 
@@ -311,7 +406,7 @@ fn usage(usage: Usage) -> Value {
 /// A stream of server-sent events. Dropping it, as a client that leaves does, ends the request.
 struct Stream {
     format: Format,
-    choices: Choices,
+    answers: Answers,
     include_usage: bool,
     ready: VecDeque<Event>,
     ended: bool,
@@ -333,9 +428,9 @@ impl Stream {
             if self.ended {
                 return None;
             }
-            match self.choices.next().await {
-                Some(Ok(piece)) => {
-                    if let Some(chunk) = self.format.piece(&piece) {
+            match self.answers.next().await {
+                Some(Ok(part)) => {
+                    for chunk in self.format.chunks(part) {
                         self.push(chunk);
                     }
                 }
@@ -346,7 +441,7 @@ impl Stream {
                 None => {
                     if self.include_usage {
                         let mut chunk = self.format.chunk(None);
-                        chunk.insert("usage".into(), usage(self.choices.usage()));
+                        chunk.insert("usage".into(), usage(self.answers.usage()));
                         self.push(chunk);
                     }
                     self.ready.push_back(Event::default().data("[DONE]"));
@@ -357,10 +452,10 @@ impl Stream {
     }
 }
 
-fn stream_response(format: Format, choices: Choices, include_usage: bool) -> Response {
+fn stream_response(format: Format, answers: Answers, include_usage: bool) -> Response {
     let keep_alive = KeepAlive::new().interval(format.app.options.keep_alive).text("keep-alive");
     let beginning = format.beginning();
-    let mut stream = Stream { format, choices, include_usage, ready: VecDeque::new(), ended: false };
+    let mut stream = Stream { format, answers, include_usage, ready: VecDeque::new(), ended: false };
     for chunk in beginning {
         stream.push(chunk);
     }

@@ -18,15 +18,16 @@ const MAX_DEPTH: usize = 16;
 impl ToolParser {
     /// A grammar of answers that are one call of one of these tools, or with `several` up to sixteen. `tools` are in
     /// OpenAI's shape. Arguments follow the schemas; where the markup has strings without quotes, of these only `enum`
-    /// and `const`.
+    /// and `const`. Or they are what `otherwise` says.
     ///
     /// # Errors
-    /// When there is no tool, or one has a name that the markup has no room for.
+    /// When there is no tool, one has a name that the markup has no room for, or `otherwise` is a grammar of rules.
     pub fn grammar(
         self,
         tokenizer: &Tokenizer,
         tools: &[Value],
         several: bool,
+        otherwise: Option<&GrammarSource>,
     ) -> Result<GrammarSource, Error> {
         let special = tokenizer.special_tokens();
         let special = special.into_iter().filter(|(_, text)| !text.is_empty()).collect();
@@ -46,7 +47,11 @@ impl ToolParser {
             true => format!("({} {call}){{0,{}}}", lark.literal(layout.separator), MOST_CALLS - 1),
             false => String::new(),
         };
-        Ok(GrammarSource::Lark(format!("start: {before} {call} {more} {after}\n{}", lark.rules)))
+        let otherwise = match otherwise {
+            Some(source) => format!(" | {}", lark.source(source)?),
+            None => String::new(),
+        };
+        Ok(GrammarSource::Lark(format!("start: {before} {call} {more} {after}{otherwise}\n{}", lark.rules)))
     }
 }
 
@@ -228,6 +233,23 @@ impl Lark {
     /// JSON of a schema.
     fn json(&mut self, schema: &Value) -> String {
         self.rule(&format!("%json {}", json_options(schema)))
+    }
+
+    /// Another answer than calls.
+    fn source(&mut self, source: &GrammarSource) -> Result<String, Error> {
+        Ok(match source {
+            GrammarSource::JsonObject => self.json(&json!({"type": "object"})),
+            GrammarSource::JsonSchema(schema) => self.json(schema),
+            GrammarSource::Regex(regex) => self.rule(&format!("/{}/", llguidance::regex_to_lark(regex, ""))),
+            GrammarSource::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                self.rule(&texts.join(" | "))
+            }
+            GrammarSource::Lark(_) => {
+                let message = "a grammar can't be used together with tools that may be called";
+                return Err(Error::Grammar(message.into()));
+            }
+        })
     }
 
     /// A call of a tool, without what stands around all calls.
