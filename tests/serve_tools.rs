@@ -207,8 +207,14 @@ fn templates_open_reasoning_and_know_the_switches() {
     let found = answer(&server, say("Why?\n</think>\n\nSo."), json!({}));
     let message = &found["choice"]["message"];
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Why?"), &json!("So.")));
+    // What follows a grammar begins behind it.
+    let json = json!({"response_format": {"type": "json_object"}});
+    let found = answer(&server, say("Why?\n</think>{\"a\":1}"), json);
+    let message = &found["choice"]["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Why?"), &json!("{\"a\":1}")));
     for (more, expected) in [
         (json!({}), ",True"),
+        (json!({"response_format": {"type": "json_object"}, "max_tokens": 6}), ",False"),
         (json!({"reasoning_effort": "low"}), "low,True"),
         (json!({"reasoning_effort": "none"}), "none,False"),
         (json!({"enable_thinking": false}), ",False"),
@@ -319,8 +325,7 @@ fn tools_that_cannot_be_called_are_refused() {
     let refused = chat(&plain, &body);
     assert_eq!(refused.fails(400), "tools: the chat template of this model has no place for tools");
     assert_eq!(refused.json()["error"]["param"], "tools");
-    // The parrot looks for what it is told before the last token.
-    copy.set_template("{{ tools }}{{ messages[0].content }}!");
+    copy.set_template("{{ tools }}{{ messages[0].content }}");
     let unknown = parrot::serve(copy.arg(), ServerOptions::new("parrot"));
     assert!(chat(&unknown, &body).fails(400).contains("--tool-parser"));
     copy.edit("tokenizer_config.json", |config| config["tool_parser_type"] = json!("klingon"));

@@ -86,7 +86,7 @@ def check_the_document():
 
 
 def check_answers():
-    for options in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2, "temperature": 1}, {"stop": ["capital"]},
+    for options in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2, "temperature": 1, "seed": 1}, {"stop": ["capital"]},
                     {"max_completion_tokens": 1}, {"logit_bias": {"0": -1}, "seed": -1, "model": "default_model"}):
         compare_request("ChatCompletionRequest", "/v1/chat/completions", {**CHAT, **options}, "ChatCompletionChunk")
     compare("POST", "/chat/completions", 200, CHAT)
@@ -137,7 +137,9 @@ def check_refusals():
             compare("POST", path, 400, {**body, **fields})
     for fields in ({"messages": None}, {"messages": 1}, {"messages": [{}]}, {"messages": [{"role": "god"}]},
                    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"logprobs": 1},
-                   {"top_logprobs": 21}, {"chat_template_kwargs": []}):
+                   {"top_logprobs": 21}, {"chat_template_kwargs": []}, {"tools": [{}]}, {"tool_choice": "perhaps"},
+                   {"tools": [{"function": {"name": "a b"}}]}, {"reasoning_effort": "huge"}, {"enable_thinking": 1},
+                   {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}):
         assert not of("ChatCompletionRequest").is_valid({**CHAT, **fields}), fields
         compare("POST", "/v1/chat/completions", 400, {**CHAT, **fields})
     for fields in ({"prompt": None}, {"prompt": 1}, {"prompt": [1.5]}, {"prompt": [[-1]]}, {"logprobs": 21},

@@ -36,9 +36,10 @@ impl Graph for Parrot {
         let read = tokens.reshape([-1])?.to_vec::<u32>()?;
         let mut state = self.state.borrow_mut();
         if read.len() > 1 {
-            let end = read.iter().rposition(|token| *token == 2).unwrap_or(0);
-            let begin = read[..end].iter().rposition(|token| *token == 1).map_or(end, |at| at + 1);
-            *state = State { answer: read[begin..end].to_vec(), next: None };
+            // The second mark may be the last token, which is not among these.
+            let begin = read.iter().rposition(|token| *token == 1).map_or(read.len(), |at| at + 1);
+            let answer = read[begin..].iter().copied().take_while(|token| *token != 2).collect();
+            *state = State { answer, next: None };
         } else {
             state.next = Some(state.next.map_or(0, |next| next + 1));
         }

@@ -419,7 +419,10 @@ fn valid(schema: &Value, value: &Value) -> bool {
     match schema["type"].as_str().unwrap() {
         "null" => value.is_null(),
         "boolean" => value.is_boolean(),
-        "integer" => value.as_i64().is_some_and(|number| within(number, "minimum", "maximum")),
+        // -0 is an integer too.
+        "integer" => value
+            .as_f64()
+            .is_some_and(|number| number.fract() == 0.0 && within(number as i64, "minimum", "maximum")),
         "string" => {
             value.as_str().is_some_and(|text| within(text.chars().count() as i64, "minLength", "maxLength"))
         }
