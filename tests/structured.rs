@@ -3,6 +3,7 @@
 mod common;
 
 use common::http::Server;
+use common::{Copy, starter};
 use russet_testing::client_script;
 use serde_json::{Value, json};
 
@@ -98,6 +99,51 @@ fn answers_with_a_grammar_are_like_others() {
     let stopped = server.post("/v1/chat/completions", &body(json!({"stop": "capital"}))).json();
     let text = stopped["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text.starts_with('{') && text.ends_with('"') && text.len() < 40, "{text:?}");
+}
+
+#[test]
+fn a_model_that_knows_no_tools_calls_them_where_that_is_demanded() {
+    let copy = Copy::of(starter());
+    copy.set_template(
+        "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}. Call them with <tool_call> and tool_call.name.\
+         <|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+         {% endfor %}<|im_start|>assistant\n",
+    );
+    let server = Server::of(&copy.arg(), &[]);
+    let parameters = json!({
+        "type": "object", "required": ["city", "days"], "additionalProperties": false,
+        "properties": {"city": {"enum": ["Paris", "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    });
+    let tools = json!([
+        {"type": "function", "function": {"name": "get_weather", "parameters": parameters}},
+        {"type": "function", "function": {"name": "get_time"}},
+    ]);
+    let ask = |choice: Value, seed: u64| {
+        let body = json!({
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": tools,
+            "tool_choice": choice, "parallel_tool_calls": false, "temperature": 1, "seed": seed, "max_tokens": 100,
+        });
+        let answer = server.post("/v1/chat/completions", &body.to_string()).json();
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null)
+        );
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1, "{choice}");
+        let function = calls[0]["function"].clone();
+        let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        (function["name"].as_str().unwrap().to_owned(), arguments)
+    };
+    for seed in 0..5 {
+        let named = json!({"type": "function", "function": {"name": "get_weather"}});
+        let (name, arguments) = ask(named, seed);
+        assert_eq!((name.as_str(), arguments.as_object().unwrap().len()), ("get_weather", 2), "{arguments}");
+        assert!(["Paris", "Zürich"].contains(&arguments["city"].as_str().unwrap()), "{arguments}");
+        assert!((1..=7).contains(&arguments["days"].as_i64().unwrap()), "{arguments}");
+        let (name, _) = ask(json!("required"), seed);
+        assert!(["get_weather", "get_time"].contains(&name.as_str()), "{name}");
+    }
 }
 
 #[test]
