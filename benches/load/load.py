@@ -7,8 +7,8 @@ Starts the release binary of this checkout on the starter model. Every client as
 as a stream: prompts of 5 to 700 tokens, some shared and some new, answers of 8 to 96 tokens, greedy and sampled. One
 in fifty is left before its end. A 429 waits as long as it says; anything else that is not an answer is an error.
 Every ten seconds the server's memory and its tokens are noted. The report compares the first and the last third of
-the time after a warm-up of a fifth, gives the slope of the memory over it with what a straight line leaves over, and
-goes to load.json and load.md in DIR. Exits with 1 after an error.
+the time after a warm-up of a third, in which the prompt cache fills, gives the slope of the memory over it with what a
+straight line leaves over, and goes to load.json and load.md in DIR. Exits with 1 after an error.
 
 Uses Python's standard library alone.
 """
@@ -159,7 +159,7 @@ def quantiles(values):
 
 
 def report(counts, samples, stats, clients, seconds):
-    warm = [s for s in samples if s["seconds"] >= seconds / 5]
+    warm = [s for s in samples if s["seconds"] >= seconds / 3]
     third = len(warm) // 3
     slope, noise = line([(s["seconds"] / 60, s["anonymous"]) for s in warm])
     begin, end = rate(warm[:third + 1]), rate(warm[-third - 1:])
