@@ -426,8 +426,8 @@ Exit codes: 0 after ctrl-C or SIGTERM, 1 when the engine fails, 2 wrong usage, 1
 
 A browser finds a web chat at /, and clients a description of the API at /openapi.json.
 
-Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /stats, /metrics, /version; docs/http-api.md \
-describes them.";
+Endpoints: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /stats, /metrics, /version; \
+docs/http-api.md describes them.";
 
 /// What is logged, in Python's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
